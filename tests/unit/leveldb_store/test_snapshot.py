@@ -259,7 +259,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_left(
     (said,) = differences(out, manifest.stores[1])
     assert said.startswith("999999.ldb: is none" if change == "add" else table.name)
     if change == "add":
-        restored(out, target)  # what is of no snapshot is not looked at
+        restored(out, target)  # files of no snapshot are ignored
         assert not (target / "worker-1" / "999999.ldb").exists()
         return
     with pytest.raises(SnapshotError, match=rf"^{table}: is (damaged|missing)"):

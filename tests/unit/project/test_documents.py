@@ -216,7 +216,7 @@ def test_modules_that_the_architecture_names_are_there() -> None:
     def is_there(name: str) -> bool:
         return any((ROOT / name.replace(".", "/")).with_suffix(end).exists() for end in (".py", ".pyx", ".pxd", ""))
 
-    # a function of a module: the module
+    # for a function: its module
     missing = [name for name in sorted(names) if not is_there(name) and not is_there(name.rpartition(".")[0])]
     assert not missing
 

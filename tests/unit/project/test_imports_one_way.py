@@ -20,10 +20,10 @@ from tests.broker_process import ROOT
 pytestmark = pytest.mark.whole_tree
 
 
-#: packages of the store that are pure Python: analysts have no compiler
+#: packages of the store that are pure Python, for users without a compiler
 PURE = ["format", "snapshots"]
 
-#: folder -> what it may import of ours, besides itself. A dotted name allows that module alone.
+#: folder -> which of our folders it may import, besides itself. A dotted name allows that module alone.
 ALLOWED: dict[str, set[str]] = {
     "pyx": set(),
     "leveldb_store": {"pyx"},

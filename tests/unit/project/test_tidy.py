@@ -22,7 +22,7 @@ METHODS_MAX = 60
 FUNCTION_LINES_MAX = 70
 LONG_FUNCTIONS = Path(__file__).with_name("long_functions.txt")
 
-#: Cython that is two files and not cut yet -> why
+#: Cython that should be two files and is not split yet -> reason
 LONG_FILES = {
     "pyx/io/dispatch.pyx": "what is done for each packet calls each other, and a call to another module costs",
     "pyx/delivery/windows.pyx": "windows as records, and what waits until these are durable",
@@ -30,16 +30,16 @@ LONG_FILES = {
     "pyx/loadgen/client.pyx": "its messages and tallies in another module cost 15 instructions for each message",
 }
 
-#: modules that are started by a name that stands nowhere
+#: modules that are started by a name that no file contains
 STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", "loadtest.locustfile"}
 
-#: lists of compiled code that are searched, or lose their first item, all the same -> how many items they have
+#: lists of compiled code that are exempt: they are searched, or lose their first item -> number of items
 SEARCHED = {
     "pyx/delivery/peers.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
     "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
 }
 
-#: the one place that may sleep, see there
+#: the only file that may sleep, see there
 WAITING = ROOT / "tests" / "waiting.py"
 
 
@@ -277,7 +277,7 @@ def test_what_leveldb_reads_is_verified() -> None:
                 reads = node.func.attr in ("iterator", "raw_iterator") or (node.func.attr == "get" and of == "db")
                 if reads and "verify_checksums" not in {keyword.arg for keyword in node.keywords}:
                     found.append(f"{name_of(path)}:{node.lineno}")
-    # the facts of a snapshot, of a database of its own that is read through once: `mqttd store verify` does that
+    # the facts of a snapshot's own database, which is read through once: `mqttd store verify` verifies it
     assert [place.partition(":")[0] for place in found] == ["leveldb_store/snapshots/snapshot.py"], found
 
 

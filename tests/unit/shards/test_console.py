@@ -231,6 +231,6 @@ def test_broker_json_says_where_it_is(tmp_path: Path) -> None:
     written = Written(str(tmp_path), "/run/console", 3)
     assert Written.read(str(tmp_path)) == {"pid": os.getpid(), "control": "/run/console", "workers": 3}
     assert stat.S_IMODE((tmp_path / "broker.json").stat().st_mode) == 0o600
-    Written(str(tmp_path), "/run/other", 1).remove()  # in the place of one that was killed
+    Written(str(tmp_path), "/run/other", 1).remove()  # replaces one that was killed
     assert not (tmp_path / "broker.json").exists()
     written.remove()

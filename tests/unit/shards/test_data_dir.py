@@ -151,7 +151,7 @@ def test_new_stores_are_made_beside_the_old_ones_and_replace_them(tmp_path: Path
         assert names(tmp_path) == {f"worker-{worker}.{generation}" for worker in range(workers)}
         assert Path(store_path(str(tmp_path), 0), "made of").exists()
     assert len(epochs) == 3
-    DataDir(str(tmp_path), 1).close()  # as it is from now on
+    DataDir(str(tmp_path), 1).close()  # reopened with the new number of workers
 
 
 @pytest.mark.parametrize("then", [1, 2, 3])

@@ -27,7 +27,7 @@ def pair() -> Iterator[Pair]:
     receive.setblocking(False)
     before = open_descriptors()
     yield send, receive
-    assert not open_descriptors() - before  # what earlier tests have left may be collected meanwhile
+    assert not open_descriptors() - before  # leftovers of earlier tests may be collected meanwhile
     send.close()
     receive.close()
 

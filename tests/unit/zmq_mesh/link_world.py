@@ -113,7 +113,7 @@ class Worker:
         self.volatile: dict[int, list[int]] = defaultdict(list)
         self.commits: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
         self.commit_delay = 0.0
-        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives when a test says so
+        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives if a test wants it
         self.acked: dict[int, int] = defaultdict(lambda: -1)
         self.refusals: list[tuple[int, int, int, int]] = []
         self.known: dict[int, int] = {}
@@ -163,7 +163,7 @@ class Worker:
         self.acked[peer] = ticket
 
     def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
-        # one that lies in a hand-off log is acked before the peer has seen it
+        # a batch in a hand-off log is acked before the peer has received it
         assert self.has_handoffs or batch.ticket > self.acked[peer]
         assert [position for position, _ in refusals] == sorted({position for position, _ in refusals})
         self.refusals += [(peer, batch.ticket, position, reason) for position, reason in refusals]
@@ -227,7 +227,7 @@ class Worker:
                 link.commit(sequence, self.refuse(sequence))
         self.publisher.seal()
         for link in self.links.values():
-            link.writable(now)  # as if the descriptor was readable: a flush that asks the transport again
+            link.writable(now)  # as if the descriptor were readable: a flush that tries the transport again
 
 
 def _flags(part: memoryview | None) -> list[int]:

@@ -147,7 +147,7 @@ def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told.parts) > 5
     assert max(map(len, told.parts)) <= 100
     assert sum(len(list(decode_changes(part))) for part in told.parts) == 50
-    assert publisher.since(0)[0] is told  # made once for all who ask
+    assert publisher.since(0)[0] is told  # made once for all followers
 
 
 def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch:
         told = [[step.snapshot for step in follower.follow(publisher)] for follower in early]
         assert told == [[[True] + [False] * 40] * 2, [[]] * 2][piece == 0]
     late = Follower()
-    assert late.follow(publisher) == []  # nobody keeps the first one for it
+    assert late.follow(publisher) == []  # the first snapshot is not kept for it
     for _ in rest[1]:
         late.follow(publisher)
     assert len(rest) == 2

@@ -199,7 +199,7 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
     world.run(LIMITS.link_silence_seconds_max + 0.2)
     assert not any(each.confirming for each in one.links.values())
     assert one.log.count(("away", 1)) == 1
-    assert one.log[-1] == ("unconfirmed", 1)  # it may want more than is known
+    assert one.log[-1] == ("unconfirmed", 1)  # its interest may be larger than known
     two.stopped = False
     two.links[0].greet(world.network.now)
     world.run(0.5)
@@ -285,7 +285,7 @@ def test_killed_worker_memory_store() -> None:
     assert world.workers[0].acked[1] == 6
     link.receive(stale, world.network.now)
     assert link.traffic.frames_refused == refused + 2
-    link.down(1)  # the supervisor's word comes late
+    link.down(1)  # the supervisor's message arrives late
     assert link.ready
 
 

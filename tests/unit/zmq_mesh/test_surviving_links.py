@@ -68,7 +68,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     assert 0 < most <= LIMITS.peer_outbox_bytes_max // 8 + 20_000
     assert log.reads <= 201 + 5, "each once, but for what was under way when the peer spoke again"
     world.check_quiet()
-    # and the next incarnation finds what was not taken, as little in memory
+    # the next incarnation finds the messages not taken, with as few in memory
     world.network.cut.add((0, 1))
     for _ in range(20):
         world.submit(0, 1, size=5000, hold=True)
@@ -227,7 +227,7 @@ def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
             handoffs={peer: handoffs[index, peer]},
             received={peer: marks.get((index, peer), (0, 0))},
         )
-        worker.acked[peer] = world.tickets[index, peer] - 1  # what its predecessor was not answered, nobody was
+        worker.acked[peer] = world.tickets[index, peer] - 1  # earlier tickets get no ack any more
         _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
         return worker
 

@@ -352,7 +352,7 @@ def test_a_data_directory_that_another_mqttd_has(mqttd: Mqttd, tmp_path: Path) -
     assert second.err() == f"mqttd: data_dir {tmp_path}/data: in use by another mqttd\n"
     assert first.end() == 0
     third = mqttd(*flags).wait_ready()
-    os.killpg(third.process.pid, signal.SIGKILL)  # nothing is left behind that would have to be removed
+    os.killpg(third.process.pid, signal.SIGKILL)  # it leaves nothing that would have to be removed
     assert mqttd(*flags).wait_ready().end() == 0
 
 

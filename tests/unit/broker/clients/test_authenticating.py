@@ -121,7 +121,7 @@ def test_the_second_login_costs_no_hash_until_a_reload(users: Path) -> None:
     assert (host.counters()["credentials_hashed"], host.counters()["credentials_cached"]) == (1, 2)
     offer(host, 4, "d", "alice", b"wrong")
     hashes.compute()
-    offer(host, 4, "d", "alice", b"wrong")  # what was wrong is not kept
+    offer(host, 4, "d", "alice", b"wrong")  # wrong passwords are not cached
     hashes.compute()
     reload(host, users)
     offer(host, 4, "e", "alice", b"secret")
@@ -159,7 +159,7 @@ def test_beyond_auth_pending_max_connections_are_refused(users: Path, version: i
     assert host.counters()["authentications_refused"] == 1
     hashes.compute()
     assert first.next("CONNACK").reason == 0
-    assert offer(host, version, "d", "alice", b"secret").next("CONNACK").reason == 0  # known: needs no place
+    assert offer(host, version, "d", "alice", b"secret").next("CONNACK").reason == 0  # cached: needs no place
     offer(host, version, "e", "bob", b"secret2")
     assert len(hashes.waiting) == 2
 
@@ -173,7 +173,7 @@ def test_a_client_that_goes_while_its_password_is_checked_leaves_nothing(users: 
     host.lose(one)
     assert len(hashes.waiting) == 2
     host.lose(three)
-    assert len(hashes.waiting) == 1  # nobody waited for it any more
+    assert len(hashes.waiting) == 1  # no client waited for it any more
     assert host.node.authenticating.pending == 1
     hashes.compute()
     assert two.next("CONNACK").reason == 0
@@ -236,10 +236,10 @@ def test_the_newer_of_two_that_wait_stays_whoever_is_decided_first(users: Path) 
     hashes.compute(1)
     assert newer.next("CONNACK").reason == 0
     assert older.closed
-    assert not older.packets  # closed, and told nothing [MQTT-3.2.0-1]
+    assert not older.packets  # closed without a packet [MQTT-3.2.0-1]
     assert hashes.waiting == []
     newer.silent()
-    # and in the other order
+    # in the other order
     older = offer(host, 5, "other", "alice", b"secret")
     newer = offer(host, 5, "other", "alice", b"wrong")
     hashes.compute(1)
@@ -354,7 +354,7 @@ def test_an_exchange_computes_no_hash_and_leaves_nothing_behind(users: Path) -> 
     peer = begin_scram(host, "a", client)
     assert host.node.authenticating.pending == 1
     answer = scram_answer(peer, client)
-    # byte by byte, and with something behind it
+    # byte by byte, and with data behind it
     for byte in [answer[i : i + 1] for i in range(len(answer) - 1)]:
         peer.send(byte)
     peer.send(answer[-1:] + wire.subscribe(5, 1, ("a", 0)))

@@ -89,7 +89,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Peer]:
             return peer
         hashes = Hashes(host)
         peer = offer(host, version, client_id, user, USERS[user], **options)
-        if hashes.waiting:  # it has not come before
+        if hashes.waiting:  # its first connection
             hashes.compute()
         return peer
 
@@ -197,7 +197,7 @@ def test_rules_are_asked_once_for_each_topic_qos_and_retain() -> None:
                 for retain in (False, True):
                     publisher.publish(topic, b"x", qos, retain=retain)
         host.settle()
-    client = Client("publisher", None, "default")  # without a back-end a name says nothing
+    client = Client("publisher", None, "default")  # without a back-end a user name is ignored
     expected = {(client, topic, qos, retain) for topic in (b"a", b"b") for qos in (0, 1) for retain in (False, True)}
     assert len(asked_for(rules, "publish")) == 8
     assert set(asked_for(rules, "publish")) == expected
@@ -270,7 +270,7 @@ def test_an_identifier_that_is_taken_already_is_answered_again_whatever_the_rule
     assert publisher.next("PUBREC").reason == 0
 
 
-# ---------------------------------------------------------------- subscriptions, replays, what is retained
+# ---------------------------------------------------------------- subscriptions, replays, retained messages
 
 
 @pytest.mark.parametrize(("version", "code"), [(3, 0x80), (4, 0x80), (5, NOT_AUTHORIZED)])

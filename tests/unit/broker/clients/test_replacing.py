@@ -161,13 +161,13 @@ def test_a_message_is_found_where_another_filter_keeps_it() -> None:
     publish(host, b"1", b"2")
     subscribe(peer, 0, "a/b")
     publish(host, b"3", b"4")
-    # nothing is left in flight, which would keep all that lies behind it
+    # no message stays in flight: it would keep all that lie behind it
     peer.send(wire.ack(5, "PUBACK", peer.next("PUBLISH").packet_id), wire.disconnect(5))
     host.pass_time(1)
     host = host.crash()
-    host.pass_time(2)  # what it has not read is looked for
+    host.pass_time(2)  # its unread messages are searched
     assert [body for body, _ in got(lasting(host, "other", 5))] == [b"1", b"2", b"3", b"4"]
-    host.pass_time(2)  # what nobody wants any more is forgotten
+    host.pass_time(2)  # messages that no session needs are deleted
     assert got(slow(host)) == [(b"2", 1), (b"3", 1), (b"4", 1)]
 
 
@@ -196,7 +196,7 @@ def test_a_crash_between_the_subscription_and_the_window(again: str) -> None:
 def test_where_messages_at_qos_0_are_queued() -> None:
     """QoS 0 messages sent during the subscription are not sent again when it is raised to QoS 1."""
     host = Host(queue_qos0=True)
-    lasting(host, "another", 5).subscribe((FILTER, 1))  # so the index of the filter has them all
+    lasting(host, "another", 5).subscribe((FILTER, 1))  # so the index of the filter has all messages
     peer = slow(host)
     subscribe(peer, 1, "other")
     subscribe(peer, 0)

@@ -174,7 +174,7 @@ class Overtaken:
         self.there = 3 - here - asked
         self.publisher = self.host.connect(client_at(self.there, 3))
         self.publisher.publish(self.topic, b"before", 1, retain=True)
-        self.subscriber.subscribe((self.topic, qos))  # all know what is wanted: the next SUBACK comes at once
+        self.subscriber.subscribe((self.topic, qos))  # all workers know the interest: the next SUBACK is sent at once
         self.subscriber.receive()
         self.host.held.add((here, asked))
         assert self.subscriber.subscribe((self.topic, qos)) == [qos]
@@ -345,7 +345,7 @@ def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count:
     for i in range(40):
         other.publish("other", b"%d" % i, 1)
         host.turn()
-    assert len(subscriber.session.details.walks_waiting) > 100  # it is not done yet
+    assert len(subscriber.session.details.walks_waiting) > 100  # not finished yet
     assert len(other.receive()) == 40
     assert work.over() == {}
     assert all_of(subscriber, 1) == ["r/777/x"]
@@ -367,7 +367,7 @@ def test_what_waits_is_bounded_by_the_subscriptions() -> None:
         assert set(subscriber.session.details.walks_waiting) <= set(subscriber.session.filters())
         assert len(subscriber.session.details.walks) <= 32
     subscriber.send(wire.unsubscribe(5, 4, "r/+/x", "r/+/", *(f"again/{k}/#" for k in range(40))))
-    for _ in range(100):  # a connection is given so many filters in a tick
+    for _ in range(100):  # a connection may use so many filters in a tick
         host.pass_time(0.1)
         if subscriber.session.subscriptions == 0:
             break
@@ -469,7 +469,7 @@ def test_a_lasting_session_gets_the_rest_after_a_crash(count: int, enough: int) 
     assert again.session_present
     got += all_of(again, 3500 - len(got))
     assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(3500))
-    assert len(got) <= 3500 + 100  # what was not known as acknowledged comes again
+    assert len(got) <= 3500 + 100  # messages not known to be acknowledged are sent again
     host.pass_time(1)
     assert owed(host) == []
     assert not again.session.is_watching
@@ -524,7 +524,7 @@ def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_a
     host.settle()
     host.lose(subscriber)
     here = home("subscriber", 2)
-    host.held.add((1 - here, here))  # the sibling's part is not done when the timer runs out
+    host.held.add((1 - here, here))  # the sibling's part is unfinished when the timer fires
     again = host.connect("subscriber", 5, clean=False, expiry=600)
     got = again.receive()
     host.pass_time(0.2)

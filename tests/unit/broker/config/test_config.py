@@ -236,7 +236,7 @@ def test_a_password_file_closes_the_door_and_lets_other_addresses_be_listened_on
         settings = load(None, {"MQTTD_PASSWORD_FILE": str(path)}, {"host": [host]})
         assert not settings.anonymous_allowed
         assert settings.credentials is not None
-        assert settings.model_copy(update={"workers": 2}).credentials is settings.credentials  # what is forked is read
+        assert settings.model_copy(update={"workers": 2}).credentials is settings.credentials  # read before a fork
         assert load(None, {}, {"password_file": str(path), "allow_anonymous": True}).anonymous_allowed
     assert load(None).credentials is None
 
@@ -282,7 +282,7 @@ def edges() -> list[object]:
     return found
 
 
-#: edges that another bound's default stands against, and which of the two says so
+#: edges that contradict another bound's default, and which of the two reports it
 AGAINST = {
     ("session_expiry_seconds_default_v3", 0xFFFFFFFF): "limits.session_expiry_seconds_default_v3",
     ("link_silence_seconds_max", 3600): "limits.link_silence_seconds_max",

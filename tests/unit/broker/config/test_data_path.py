@@ -85,7 +85,7 @@ def test_the_highest_bounds_that_the_configuration_takes_are_served_with() -> No
         for bound in field.metadata
         if field.annotation is int and hasattr(bound, "le")
     }
-    del highest["tick_connection_bytes_max"]  # the size of a buffer
+    del highest["tick_connection_bytes_max"]  # it is the size of a buffer
     assert len(highest) > 40
     with Mqttd(2, {"limits": {**highest, "session_expiry_seconds_max": 0}}) as broker:
         client = Client(broker.address, 5)

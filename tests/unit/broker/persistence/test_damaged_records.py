@@ -147,7 +147,7 @@ def test_whatever_is_damaged_the_rest_serves(
         family = rng.choice(families)
         worker, key, value = rng.choice([each for each in whole.records if each[1][:1] == family])
         if key in (schema.SCHEMA, schema.STORE):
-            continue  # whose store it is is not guessed: these are refused
+            continue  # the identity of a store is not guessed: these are refused
         new = damaged(rng, value)
         what = f"seed {seed}: {key!r} is {new!r}"
         stores = copied(whole, tmp_path / str(seed))

@@ -106,7 +106,7 @@ def test_deliveries_and_handshakes_go_on_while_there_is_little_room() -> None:
     assert sorted(packet.payload for packet in subscriber.receive()) == [b"1", b"2"]
     assert sent(host, "new", 5, properties={"session_expiry_interval": 9}).next("CONNACK").reason == 0x88
     assert subscriber.subscribe(("u", 1)) == [0x97]
-    # what gives room back is welcome
+    # requests that free space are accepted
     assert sent(host, "s", 5, clean=True, will=WILL).next("CONNACK").reason == 0x88
     assert sent(host, "s", 5, clean=True).next("CONNACK").reason == 0
     assert not [key for key in store_of(host).records if b"s" in key[1:] and key[:1] in (b"S", b"T", b"V")]
@@ -146,7 +146,7 @@ def test_what_was_taken_is_acknowledged_when_the_disk_is_well_in_time(version: i
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_was_taken_is_given_up_after_a_while_and_never_comes_twice(qos: int) -> None:
     host, _, publisher, store = taken(5, qos)
-    publisher.publish("t", b"new", qos)  # its refusal may not overtake
+    publisher.publish("t", b"new", qos)  # its refusal must not overtake the first one
     host.settle()
     publisher.silent()
     host.pass_time(WAIT + 1.5)
@@ -177,7 +177,7 @@ def test_before_mqtt_5_the_connection_of_what_was_taken_is_closed(version: int) 
     host.settle()
     publisher = lasting(host, "p", version)
     assert publisher.session_present or version == 3
-    publisher.send(wire.publish(version, "t", b"taken", qos=2, packet_id=1, dup=True))  # it has had no answer
+    publisher.send(wire.publish(version, "t", b"taken", qos=2, packet_id=1, dup=True))  # no answer was received
     host.settle()
     publisher.next("PUBREC")
     assert [packet.payload for packet in lasting(host, "s", 5).receive()] == [b"taken"]

@@ -310,7 +310,7 @@ def test_traffic_by_the_first_levels_of_topics() -> None:
     found = traffic(host)
     dropped = host.counters()["dropped_outbox_full"]
     slow_delivered = 60 - dropped
-    assert found.pop("slow/y") == (slow_delivered, dropped + 30)  # and away wants no QoS 0
+    assert found.pop("slow/y") == (slow_delivered, dropped + 30)  # `away` gets no QoS 0
     assert found == {"a/b": (4, 0), "a": (2, 0), "/": (2, 0), "a/bb": (1, 1), "nobody/x": (1, 1)}
     assert sum(each[0] for each in traffic(host).values()) == host.counters()["publish_sent"]
 

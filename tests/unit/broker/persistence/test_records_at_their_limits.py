@@ -87,7 +87,7 @@ def test_a_subscription_is_counted_with_the_client_id_of_its_record(
     host = restarted(tmp_path, host)
     verified = lasting(host, client_id, 5)
     assert verified.session.subscriptions == fit
-    assert verified.subscribe((text.format(0), 1), (text.format(fit), 1)) == [1, 1]  # the default has room for more
+    assert verified.subscribe((text.format(0), 1), (text.format(fit), 1)) == [1, 1]  # the default allows more
     let_go(host)
     verify(tmp_path, capsys)
 

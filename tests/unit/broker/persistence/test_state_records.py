@@ -23,7 +23,7 @@ def test_a_session_and_its_subscriptions_are_there_after_a_crash(version: int) -
     assert not client.session_present
     assert client.subscribe(("a/+", 1), ("b", 0), ("c", 2)) == [1, 0, 2]
     client.unsubscribe("b")
-    for payload in (b"1", b"2"):  # what was recovered is as good as what was made
+    for payload in (b"1", b"2"):  # a recovered session works like a new one
         host = host.crash()
         assert sorted(session(host, "c").filters()) == [b"a/+", b"c"]
         publisher = host.connect("p")
@@ -64,7 +64,7 @@ def test_a_subscription_does_not_reach_back_over_a_crash() -> None:
     publisher.publish("t", b"before", qos=1)
     host.settle()
     client.subscribe(("t", 1))
-    client.subscribe(("t", 2))  # replaced: it begins where it began
+    client.subscribe(("t", 2))  # replaced: it keeps its beginning
     host = host.crash()
     host.connect("p").publish("t", b"after", qos=1)
     assert [packet.payload for packet in lasting(host, "c").receive()] == [b"after"]
@@ -293,7 +293,7 @@ def test_connack_of_a_new_session_waits_for_the_disk(version: int) -> None:
     client = sent(host, "c", version, clean=False, properties=properties)
     client.send(wire.subscribe(version, 1, ("t", 1)) + wire.publish(version, "u", b"x", qos=1, packet_id=2))
     client.silent()
-    assert host.crash().node.sessions.get("c") is None  # nothing was promised
+    assert host.crash().node.sessions.get("c") is None  # no CONNACK was sent
     commit(host)
     assert client.next("CONNACK").reason == 0
     commit(host)
@@ -308,7 +308,7 @@ def test_connack_waits_for_nothing_where_nothing_is_promised() -> None:
     commit(host)
     client.next("CONNACK")
     host.lose(client)
-    assert lasting(host, "c").session_present  # resumed as it was
+    assert lasting(host, "c").session_present  # resumed unchanged
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -321,7 +321,7 @@ def test_connack_that_says_that_a_session_has_ended_waits_for_the_disk(version: 
     client.silent()
     assert host.crash().node.sessions.get("c") is not None
     host.lose(client)
-    client = sent(host, "c", version)  # and the same of one that finds it ended
+    client = sent(host, "c", version)  # the same for a connection that finds it ended
     client.silent()
     commit(host)
     assert not client.next("CONNACK").session_present
@@ -431,7 +431,7 @@ def test_a_connection_that_is_lost_while_it_waits_leaves_the_session_it_found() 
     host.lose(client)
     commit(host)
     assert not client.packets
-    host.pass_time(9)  # what it was promised is what it was told
+    host.pass_time(9)  # its last CONNACK determines the expiry
     assert host.node.sessions.get("c") is not None
     host.pass_time(2)
     assert host.node.sessions.get("c") is None
@@ -471,7 +471,7 @@ def test_the_number_of_connections_is_exact_over_take_overs_of_those_that_wait()
 def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: bool) -> None:
     """It has no records in the store, whatever the disk does."""
     host, store = kept(manual=True)
-    sent(host, "other", 4, clean=False)  # something waits for the disk
+    sent(host, "other", 4, clean=False)  # a record waits for the disk
     if fails:
         store.failed = "no space left on device since 1"
     for _ in range(3):
@@ -493,7 +493,7 @@ def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
     assert sent(host, "new", 4, clean=False).next("CONNACK").reason == 3
     assert sent(host, "willing", 5, will=WILL).next("CONNACK").reason == 0x88
     assert sent(host, "c", 5, clean=True).next("CONNACK").reason == 0x88
-    client = lasting(host, "c", 5, expiry=100)  # what is there can be read
+    client = lasting(host, "c", 5, expiry=100)  # stored sessions can be read
     assert client.session_present
     assert client.subscribe(("u", 1)) == [0x97]
     assert host.connect("clean", 5).subscribe(("u", 1)) == [1]
@@ -513,11 +513,11 @@ class Client:
         self.client_id = client_id
         self.peer: Peer | None = None
         self.told: set[bytes] | None = None
-        """Filters it was told that it has; None: it was not told of a session."""
+        """Filters that were confirmed; None: no session was confirmed."""
         self.doubtful: set[bytes] = set()
-        """Filters that it subscribed to or unsubscribed, and has not got the answer."""
+        """Filters whose SUBSCRIBE or UNSUBSCRIBE is not answered yet."""
         self.ending = False
-        """It asked for a clean start, and has not got the answer."""
+        """A clean start was requested and is not answered yet."""
         self._asked: list[tuple[bytes, bool]] = []
 
     def connect(self, clean: bool) -> None:
@@ -633,7 +633,7 @@ def test_a_record_that_cannot_be_read_is_set_aside() -> None:
             after.node.set_aside.tell()
             aside = {each for each in crashed.records if each[:1] == schema.SET_ASIDE}
             assert crashed.records[schema.set_aside_key(key)] == damaged
-            assert key not in crashed.records or key[:1] == schema.WINDOW  # it has a new one
+            assert key not in crashed.records or key[:1] == schema.WINDOW  # the session has a new window
             belongs = {schema.SET_ASIDE + each for each in store.records if each[1:2] == key[1:2]}
             assert aside == {schema.set_aside_key(key)} or (key[:1] == schema.SESSION and aside <= belongs)
             assert after.counters()["records_set_aside"] == len(aside) == len(after.logs[0].named("record_set_aside"))

@@ -261,7 +261,7 @@ def test_what_a_hand_off_log_has_is_behind_all_else_in_the_session(tmp_path: Pat
     host = on_disk(paths(tmp_path / "next", after), start_ms=host.now_ms)
     host.connect("p", 5).publish("t/x", b"new", qos=1)
     packets = lasting(host, client, 5).receive()
-    # what of QoS 2 waits for the disk may be overtaken by QoS 1; with DUP: what was in flight
+    # QoS 2 that waits for the disk may be overtaken by QoS 1; with DUP: messages in flight
     waits = [packet.payload for packet in packets if packet.qos == 2 and not packet.dup]
     assert waits == [*(b"%d" % number for number in range(20, 700, 20)), b"x" * 100_000]
     expected = [b"%d" % number for number in range(3, 700) if number % 20]
@@ -376,7 +376,7 @@ def test_room_is_given_back_when_all_have_read(tmp_path: Path) -> None:
         assert len(bodies(lasting(host, client))) == 50
     host.pass_time(3)
     let_go(host)
-    # the writer deletes twice a second of real time: the rest is what it would have done next
+    # the writer deletes twice a second of real time: the rest would have been next
     host = on_disk(paths(tmp_path / "next", 1), start_ms=host.now_ms)
     assert host.stores[0].held() == (0, 0)
     let_go(host)
@@ -449,7 +449,7 @@ def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:
     for after in (1, 2) * 4:
         host = go_on(directory, host, after, epoch="before" if directory == tmp_path else "after")
         directory = directory / "next"
-        # of the two stretches of the one log each of two workers gets that of its own sessions back
+        # each of two workers gets back the stretch of the one log that belongs to its own sessions
         assert [store.last_position for store in host.stores] == ([40] if after == 1 else [20, 20])
     publisher = host.connect("publisher")
     publisher.publish("t", b"last", qos=1)

@@ -22,7 +22,7 @@ def test_limits() -> None:
     peer, other = subscriber(host), subscriber(host, "other")
     assert ask(peer, "latest", ("a/1", 0), ("a/2", 0), ("a/3", 0)).codes == (0, 0, 0x97)
     assert ask(other, "latest", ("a/1", 0), ("a/2", 0)).codes == (0, 0x97)
-    assert ask(peer, "latest", ("a/1", 0)).codes == (0,)  # in the place of the one that is there
+    assert ask(peer, "latest", ("a/1", 0)).codes == (0,)  # replaces the existing one
 
 
 def test_one_more_beside_those_that_are_there_is_within_the_limit() -> None:

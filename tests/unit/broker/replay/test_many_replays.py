@@ -12,14 +12,14 @@ from pyx.protocol.message import Message
 from tests.unit.broker.replay.test_replaying import Aside, archive_of, archived, ask, subscriber
 from tests.unit.pyx.delivery.test_router import client_at
 
-#: each finds all but a few messages; and the others, of each worker, one: the last
+#: each matches all but a few messages; each of RARE matches one of each worker, at the end
 COMMON = ["/".join(["a", *levels]) for levels in itertools.product("x+", repeat=3)]
 RARE = [f"a/rare/{number}" for number in range(8)]
 MESSAGES, MESSAGE_BYTES, PAGE_BYTES = 200, 400, 4096
-#: to the end of a worker's archive
+#: pages to the end of a worker's archive
 PAGES = (MESSAGES + len(RARE)) * (MESSAGE_BYTES + 80) // PAGE_BYTES + 2
 READ_SECONDS = 0.25
-"""Of a page. Sixteen take longer than a question may go without a sign of life."""
+"""For a page. Sixteen take longer than a request may go without a sign of life."""
 
 
 class Readers:

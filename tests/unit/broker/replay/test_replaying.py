@@ -244,7 +244,7 @@ def test_unsubscribe_and_subscribe_otherwise() -> None:
     peer.send(wire.unsubscribe(5, 51, "a/b"))
     host.settle()
     assert peer.next("UNSUBACK").codes == (0x11,)
-    # as any other subscription, then as a replay again
+    # first as an ordinary subscription, then as a replay again
     assert peer.subscribe(("a/b", 1)) == [1]
     publish(host, "a/b", [b"5"])
     assert payloads(peer.receive()) == [b"5"]
@@ -302,7 +302,7 @@ def test_a_position_before_the_start_is_refused(many: int) -> None:
     ((name, earliest),) = suback.properties["user_property"]
     assert name == "mqttd-offset-earliest"
     assert earliest == offset_of(got[3])
-    peer.silent()  # the subscription that was there goes on: it is live
+    peer.silent()  # the former subscription continues: it is live
     assert ask(peer, earliest, ("a/b", 1)).codes == (1,)
     assert payloads(peer.receive()) == [b"4", b"5"]
     ask(peer, "earliest", ("a/b", 1))
@@ -385,7 +385,7 @@ def test_after_a_crash_it_knows_what_was_gone_when_it_began(how: str) -> None:
     peer = lasting(host, peer.client_id)
     host.pass_time(1)
     (last,) = (packet for packet in peer.packets if packet.kind == "PUBLISH")
-    assert (last.payload, len(last.properties["user_property"])) == (b"7", 2)  # and this one is told
+    assert (last.payload, len(last.properties["user_property"])) == (b"7", 2)  # this one gets the report
 
 
 @pytest.mark.parametrize("many", [1, 2])
@@ -461,7 +461,7 @@ def test_what_a_rare_filter_has_come_to_is_told_and_kept(worker: int) -> None:
     host.lose(peer)
     host.settle()
     assert aside.sources is not None
-    assert aside.sources.open == 0  # nobody waits for it
+    assert aside.sources.open == 0  # no replay waits for it
     aside.turn()
     assert not aside.turn()
     reached = archive.afters[-1]

@@ -90,7 +90,7 @@ def test_a_session_that_is_deleted_leaves_nothing(connected: bool) -> None:
     answers: list[dict[str, Any]] = []
     host.node.administration.asked({"sessions": "delete", "client": "c"}, answers.append)
     host.settle()
-    assert not answers  # it is not on the disk yet
+    assert not answers  # not on the disk yet
     commit(host)
     assert answers == [{"deleted": True}]
     assert not families(host)

@@ -26,7 +26,7 @@ from zmq_mesh.contract import LinkLimits
 
 LEVELS = 12
 MANY = ["/".join(levels) for levels in itertools.product("a+", repeat=LEVELS)]
-"""All of them match TOPIC: a publish is some 2 ms of work where somebody has them."""
+"""All match TOPIC: a publish is some 2 ms of work where a session has them."""
 TOPIC = "/".join("a" * LEVELS)
 OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000, "wildcard_arrangements_max": 0}
 SILENCE = LinkLimits().link_silence_seconds_max

@@ -38,7 +38,7 @@ def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_ot
     host.held.clear()
     host.pass_time(1.0)
     assert [packet.payload for packet in subscriber.receive()] == [b"begun after the SUBACK", b"once"]
-    # from now on it is known again what that worker wants
+    # from now on the interest of that worker is known again
     sent = first.traffic.messages_sent
     publisher.publish("nobody/wants/it", b"", 1)
     host.settle()

@@ -21,7 +21,7 @@ from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import Refusal
 
 WIDE = LinkLimits(peer_outbox_bytes_max=1 << 28, handoff_log_bytes_max=1 << 28)
-MANY = 70_000  # more than 16 bits count
+MANY = 70_000  # more than 16 bits can count
 
 
 @pytest.mark.parametrize("entries", [1, 999, 1000, 1001, 4096, 65_535])

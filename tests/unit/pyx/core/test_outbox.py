@@ -35,7 +35,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.number = 0
         self.put = 0
         self.ends: list[int] = []
-        """Where each QoS 0 PUBLISH ends, in the stream of all that was put in."""
+        """The end of each QoS 0 PUBLISH in the stream of all bytes put in."""
 
     def body(self, size: int) -> bytes:
         self.number += 1

@@ -100,7 +100,7 @@ def test_a_hundred_thousand_timers_of_five_minutes_cost_nothing_until_they_end()
     for timed in timers:
         schedule(wheel, timed, 300_000 + timed.name % 1000)
     started = time.process_time()
-    for now in range(262_000):  # a tick each millisecond
+    for now in range(262_000):  # one tick per millisecond
         wheel.advance(now)
     assert time.process_time() - started < 1
     assert wheel.count == 100_000

@@ -29,7 +29,7 @@ def fill(host: Host, publisher: Peer, count: int, topic: str = "t/a") -> int:
     for done in range(count):
         publisher.publish(topic, b"%d" % done, 1)
         host.settle()
-        if not publisher.packets:  # the acks of a link come with its next word
+        if not publisher.packets:  # the acks of a link arrive with its next message
             host.pass_time(0.4)
         if not publisher.packets:
             return done
@@ -66,12 +66,12 @@ def test_after_hold_seconds_max_what_comes_is_dropped(many: int) -> None:
     assert publisher.next("PUBACK").reason == 0
     assert host.counters()["holds_given_up"] == 1
     assert fill(host, publisher, 50) == 50
-    # those that were acknowledged before it gave up are there
+    # messages acknowledged before it gave up are in the queue
     got = [int(packet.payload) for packet in subscriber.receive()]
     assert got[:taken] == list(range(taken))
     dropped = host.counters()["dropped_queue_full"]
     assert dropped == taken + 51 - len(got) > 45
-    # the queue has shrunk: it would hold again
+    # the queue has shrunk: it can hold again
     assert LIMIT <= fill(host, publisher, 100) <= LIMIT + 3
     assert host.counters()["queues_held"] == 2
     host.check_books()
@@ -110,7 +110,7 @@ def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> N
         one.publish("two", b"%d" % number, 1)
         two.publish("one", b"%d" % number, 1)
         host.settle()
-    # one held publisher may be waiting for the other's queue, whose owner is read and can answer
+    # a held publisher may wait for the queue of the other one, which is read and can answer
     for peer in (one, two, one, two):
         peer.receive()
         host.pass_time(0.2)
@@ -189,7 +189,7 @@ def test_a_rule_leaves_with_the_last_subscription_under_it() -> None:
 
 
 MANY = 20_000
-"""Filters of a session: what concerns each of them is done in pieces."""
+"""Filters of a session: work on each of them is done in pieces."""
 
 
 def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Peer:
@@ -351,7 +351,7 @@ def test_a_client_that_subscribes_too_fast_is_read_more_slowly_and_others_are_no
     host.pass_time(1)
     assert client.session.subscriptions == 30
     host.pass_time(1)
-    assert client.session.subscriptions == 15  # more filters than come in a second may be in one packet
+    assert client.session.subscriptions == 15  # one packet may have more filters than are allowed per second
     host.pass_time(2)
     client.send(wire.subscribe(4, 101, ("c", 0)))
     host.settle()

@@ -21,7 +21,7 @@ class Ledger(MemoryStore):
         self.records: dict[bytes, bytes] = {}
         self.ticket = 0
         self.synced: list[bool] = []
-        """Of each batch, whether it was for the disk itself."""
+        """For each batch: whether it was synced to the disk."""
         self._at: list[dict[bytes, bytes]] = [{}]
         self._gathered_records = False
 
@@ -126,14 +126,14 @@ def test_a_rule_says_for_which_topics_a_batch_is_for_the_disk_itself() -> None:
     assert batches_of("other") == [True], "no rule matches"
     assert batches_of("t/temperature", retain=True) == [False]
     assert batches_of("t/alarm/fire", retain=True) == [True]
-    # one that needs the disk takes what came in the same tick along
+    # a publish that needs the disk makes those of the same tick durable, too
     store.synced.clear()
     publisher.send(wire.publish(4, "t/1", qos=1, packet_id=7) + wire.publish(4, "t/alarm/1", qos=1, packet_id=8))
     publisher.silent()
     assert store.synced == [True]
     commit(host, store)
     assert [publisher.next("PUBACK").packet_id for _ in range(2)] == [7, 8]
-    # what a client was told of a session is as safe as the safest
+    # confirmations about a session are as durable as the most durable topic
     store.synced.clear()
     another = host.connect("another", clean=False)
     another.send(wire.subscribe(4, 1, ("t/1", 1)))

@@ -41,7 +41,7 @@ def test_a_message_that_expires_between_two_workers_is_not_sent(keeps: bool, qos
     host.held |= {(0, 1)}
     publisher.publish("t", b"expires", qos, properties=EXPIRES)
     publisher.publish("t", b"lasts", qos, properties={"message_expiry_interval": 60})
-    late(host, 1.2)  # a sibling that is silent for longer is away
+    late(host, 1.2)  # a sibling that is silent for longer counts as away
     got = subscriber.receive()
     assert [packet.payload for packet in got] == [b"lasts"]
     assert 58 <= got[0].properties["message_expiry_interval"] <= 59
@@ -91,7 +91,7 @@ def test_a_share_that_has_expired_is_given_to_no_other_member() -> None:
     for peer in (left, subscriber):
         peer.subscribe(("$share/g/t", 1))
     host.held |= {(0, 1), (1, 0)}
-    for _ in range(2):  # one for each of them
+    for _ in range(2):  # one for each member
         publisher.publish("t", b"expires", 1, properties=EXPIRES)
     assert len(left.receive()) == 1
     host.pass_time(1.2)

@@ -35,7 +35,7 @@ VICTIM, PUBLISHER, SUBSCRIBER = (
 )
 BOOM = 0x83
 WILL = wire.Will("will/of/victim", b"gone", qos=1)
-RETAINED = "kept", *(f"new/{i}" for i in range(9))  # of owners on both workers
+RETAINED = "kept", *(f"new/{i}" for i in range(9))  # their owners are on both workers
 LASTING = {"session_expiry_interval": 1000}
 LONG_SECONDS = 8 * 86400  # longer than a session of a v3 client
 
@@ -67,7 +67,7 @@ OF_THE_NODE = [
     "unsubscribe", "unstored", "drained", "publish_refused", "dropping", "dropping_ended", "queue_full", "queue_held",
     "hold_changed", "retained_full", "hand_over", "opened",
 ]  # fmt: skip
-#: nobody's in particular: the end of a tick, the sweeps of a second, what a sibling's broker says
+#: for no client in particular: the end of a tick, the sweeps of a second, messages of a sibling
 OTHERS = {
     "state_records.retained_changed", "interest.seal", "interest.since", "interest._last", "interest._trim",
     "interest._make_snapshot", "interest._make_rest", "interest._make_parts", "connecting.sweep", "sessions.recount",
@@ -132,7 +132,7 @@ class Scene:
         self.place = place
         self.raised = 0
         self.seen: set[Place] | None = None
-        """Places that are called; None: nobody wants to know."""
+        """Places that are called; None: they are not recorded."""
         self.subscriber = self.host.connect(SUBSCRIBER, 5)
         self.subscriber.subscribe(("#", 1), ("$share/g/s", 1))
         self.publisher = self.host.connect(PUBLISHER, 5)
@@ -324,7 +324,7 @@ DEEDS: list[Callable[[Scene], Peer]] = [
 PLACES = list(places(Host(WORKERS, stores=[KeptStore() for _ in range(WORKERS)]).node))
 
 
-#: a minute passes there, of which the events tell
+#: called when a minute passes there, which the events report
 TOLD_EACH_MINUTE = {"recording._put", "store.record"}
 
 
@@ -334,10 +334,10 @@ def check(scene: Scene, peer: Peer, deed: str) -> None:
     raised = f"{scene.place} during {deed}"
     host.settle()
     if scene.raised:
-        # (where it was raised by the end of the connection that was taken over, that one has ended)
+        # (if the end of the connection that was taken over raised it, that one has ended)
         assert peer.closed or deed == "takes_over", raised
         assert host.counters()["internal_errors"], raised
-    # nobody else has noticed
+    # no other client is affected
     assert not scene.publisher.closed, raised
     assert not scene.subscriber.closed, raised
     scene.subscriber.packets.clear()
@@ -346,14 +346,14 @@ def check(scene: Scene, peer: Peer, deed: str) -> None:
     assert [each.kind for each in scene.publisher.packets][-1:] == ["PUBACK"], raised
     assert b"still there" in [each.payload for each in scene.subscriber.receive()], raised
     host.check_books()
-    # all that is there belongs together
+    # the remaining state is consistent
     sessions = list(node.sessions)
     assert node.router.state.subscriptions.count == sum(session.subscriptions for session in sessions), raised
     connected = [session for session in sessions if session.connection is not None]
     assert host.counters(0)["connections_opened"] - host.counters(0)["connections_closed"] == len(connected), raised
     assert all(session.connection.session is session for session in connected), raised
     assert not any(session.details.awaiting for session in sessions), raised
-    # and it can come back, twice
+    # the client can connect again, twice
     for clean in (False, True):
         again = scene.come(clean=clean, lasting=True)
         connack = again.packets.popleft()

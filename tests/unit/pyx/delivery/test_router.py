@@ -393,7 +393,7 @@ def test_queue_qos0_keeps_them_once_and_in_order() -> None:
         peer.subscribe(("t", 1), ("u", 0))
     host.lose(other)
     publish_many(publisher, "t", [b"1", b"2"], 1)
-    publish_many(publisher, "t", [b"3"], 0)  # subscriber is behind but online: at once
+    publish_many(publisher, "t", [b"3"], 0)  # the subscriber is behind but online: at once
     publish_many(publisher, "u", [b"4"], 1)
     assert [p.payload for p in subscriber.packets] == [b"1", b"3", b"4"]
     host.lose(subscriber)

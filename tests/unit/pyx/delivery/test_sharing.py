@@ -273,7 +273,7 @@ def test_a_worker_whose_members_are_full_is_passed_over_until_one_has_room(strat
         send(sender, "t", body)
         bodies(here)
     assert there.session.unacknowledged <= 4
-    assert there.session.queued <= 1  # the one by which its worker noticed
+    assert there.session.queued <= 1  # the message by which its worker noticed
     bodies(there)
     bodies(here)
     host.pass_time(0.3)
@@ -441,7 +441,7 @@ def join_unheard(host: Host, worker: int) -> Peer:
     """Add a member whose SUBACK may still wait for a sibling that does not answer."""
     peer = host.connect(client_at(worker, len(host.nodes), "stays"))
     peer.send(wire.subscribe(4, 1, ("$share/g/#", 2)))
-    host.turn()  # its interest leaves, which `settle` does not take for a movement
+    host.turn()  # its interest is sent, which `settle` does not count as progress
     host.settle()
     return peer
 
@@ -451,7 +451,7 @@ def test_qos_2_of_a_dead_worker_is_not_repeated() -> None:
     host = host_with("round_robin", 2)
     join(host, 1, "dead", qos=2)
     sender = publishers(host)[0]
-    host.held |= {(1, 0)}  # it is delivered there; the link's ack does not come
+    host.held |= {(1, 0)}  # it is delivered there; the link's ack does not arrive
     sender.publish("t", b"x", 2)
     sender.publish("t", b"y", 1)
     host.settle()

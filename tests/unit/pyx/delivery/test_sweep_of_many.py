@@ -15,9 +15,9 @@ from tests.sansio import Host, Peer
 
 EXPIRY = 1000
 MANY = 1100
-"""More than are asked in one slice."""
+"""More than one slice queries."""
 SLICE = 10_000
-"""ns: some of them."""
+"""ns: enough for some of the sessions."""
 
 
 @pytest.fixture(scope="module", params=["memory", "kept"])

@@ -58,7 +58,7 @@ def test_whole_byte_by_byte_and_at_every_split(version: int, qos: int) -> None:
     assert heard(version, [data[i : i + 1] for i in range(len(data))]) == whole
     places = {*range(1, 400), *range(len(data) - 120, len(data)), *random.Random(1).sample(range(1, len(data)), 60)}
     for at in sorted(places):
-        # the answers of two ticks may mix otherwise, not change
+        # the answers of two ticks may be in a different order, not different
         assert sorted(map(repr, heard(version, [data[:at], data[at:]]))) == sorted(map(repr, whole))
 
 

@@ -65,7 +65,7 @@ def test_half_open_connections_of_one_address(listening: Listening) -> None:
     assert listening.counter("half_open_refused") == 1
     listening.connect("127.0.0.2")
     assert len(listening.reactor.connections.sources) == 2
-    # who says CONNECT is half open no more, nor is who goes
+    # a connection is half open until it sends CONNECT or ends
     one.sendall(wire.connect(4, "one"))
     listening.until(lambda: listening.counter("connections_opened") == 1)
     two = listening.connect()

@@ -100,7 +100,7 @@ def test_a_refusal_is_handed_out_and_not_counted() -> None:
 def test_qos_0_is_counted_when_it_is_written() -> None:
     peer = Peer().connected()
     peer.publish(0)
-    peer.client.written()  # of something before it
+    peer.client.written()  # of earlier bytes
     assert times(peer.sent) == []
     peer.said()
     peer.client.written()

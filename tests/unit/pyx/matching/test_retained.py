@@ -131,7 +131,7 @@ def test_an_older_message_that_comes_late_does_not_bring_a_topic_back() -> None:
     assert real.get(b"a") is None
     assert not real.set(b"a", 10, "late")
     assert not real.clear(b"a", 10)
-    assert real.clear(b"b", 5)  # before anything was heard of b
+    assert real.clear(b"b", 5)  # before any message of b arrived
     assert not real.set(b"b", 4, "late")
     assert real.set(b"b", 6, "new")
     assert real.set(b"a", 12, "new")

@@ -257,7 +257,7 @@ def test_a_result_is_cached_until_the_set_of_filters_changes(wildcard: bool) -> 
         real.add(one, b"other/+")
     assert real.cached(b"a") is None
     assert real.match(b"a") == []
-    assert real.cached(b"a") == []  # nothing is a result too
+    assert real.cached(b"a") == []  # an empty result is cached, too
     real.add(one, b"a")
     assert real.cached(b"a") == (None if wildcard else [b"a"])
     assert real.match(b"a") == [b"a"]
@@ -383,7 +383,7 @@ def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
             for other in sorted(others)[1000:]:
                 real.remove(session, other)
                 others.remove(other)
-        # a delta that comes meanwhile
+        # a delta that arrives meanwhile
         real.name_sibling(whole, b"late/%d" % pieces)
     assert pieces > 8
     assert real.filters == 10_000 + len(others) + pieces

@@ -329,7 +329,7 @@ def test_publish_fields_of_any_body(body: bytes, flags: int, v5: bool) -> None:
     assert (packet.topic, packet.payload, packet.qos) == (fields["topic"], fields["payload"], fields["qos"])
 
 
-# --- what the data path hands on
+# --- what the data path passes on
 
 
 @given(publishes())
@@ -630,7 +630,7 @@ def test_allowed_though_unusual() -> None:
     assert codec.decode(bytes.fromhex("aa050001000161"), 3) == Unsubscribe(1, [b"a"])
     # MQTT 5 (3.1.2.9): a password without a user name
     assert codec.decode(bytes.fromhex("101000044d5154540542000000 0000 000170"), 0) == Connect(5, "", password=b"p")
-    # what a filter says is answered per filter in the SUBACK
+    # an invalid filter is refused in the SUBACK, one code per filter
     for text in (b"", b"a#", b"$share/g"):
         wire = codec.encode_subscribe(5, 1, [(text, 0)])
         assert codec.decode(wire, 5) == Subscribe(1, [Subscription(text, 0)])

@@ -153,7 +153,7 @@ def test_qos_0_is_gathered_for_a_while_and_no_ack_waits_for_it() -> None:
     publisher = host.connect("publisher")
     publisher.publish("a", b"", 0)
     host.settle()
-    assert store.gathered.taken == [1]  # nothing was for a while: at once
+    assert store.gathered.taken == [1]  # after a pause: at once
     assert store.synced == [False]
     for _ in range(3):
         publisher.publish("a", b"", 0)
@@ -166,7 +166,7 @@ def test_qos_0_is_gathered_for_a_while_and_no_ack_waits_for_it() -> None:
     publisher.publish("a", b"", 0)
     publisher.publish("a", b"", 1)
     host.settle()
-    assert store.gathered.taken == [1, 3, 2]  # with what an ack waits for
+    assert store.gathered.taken == [1, 3, 2]  # together with the message whose ack waits
     publisher.silent()
 
 
