@@ -94,7 +94,7 @@ def test_a_start_may_take_as_long_as_it_logs_progress(monkeypatch: pytest.Monkey
 
 
 def test_a_silent_start_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of its processes runs any more."""
+    """None of the broker's processes runs any more."""
     broker = Starting(monkeypatch, lambda _broker, _number: None)
     with pytest.raises(BrokerFailed, match="not ready after 30 s, 30 s after its last log line"):
         broker.start()

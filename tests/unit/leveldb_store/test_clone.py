@@ -339,7 +339,7 @@ def test_nothing_compiled_of_ours_is_needed() -> None:
 
 
 def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
-    """With its log it has four tables in level 0: an ordinary opening would compact them at once."""
+    """The clone and its log have four tables in level 0: an ordinary opening would compact them at once."""
     source, target = tmp_path / "source", tmp_path / "target"
     for _ in range(4):
         with contextlib.closing(plyvel.DB(str(source), create_if_missing=True, write_buffer_size=64 << 20)) as db:

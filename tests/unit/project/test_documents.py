@@ -133,7 +133,7 @@ def test_decisions_that_the_code_names_are_there() -> None:
     assert not wrong
 
 
-# ------------------------------------------------------------------------------------------ tests that are named
+# ------------------------------------------------------------------------------------------ named tests
 
 
 def names_of_no_test(text: str) -> list[str]:
@@ -205,7 +205,7 @@ def test_files_that_the_architecture_names_are_there() -> None:
 
 
 def test_modules_that_the_architecture_names_are_there() -> None:
-    """In the tree of a worker, and in every dotted name that begins with a folder."""
+    """Checked in the tree of a worker, and in every dotted name that begins with a folder."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     names = set(re.findall(rf"\b((?:{'|'.join(ALLOWED)})(?:\.[a-z_]+)+)\b", text))
     for line in text.partition("Inside a worker:")[2].partition("\n```\n")[2].partition("```")[0].splitlines():

@@ -173,7 +173,7 @@ def test_long_functions_only_get_shorter() -> None:
 
 
 def test_no_orphans() -> None:
-    """Every module is imported by another one, by a test, or started by its name somewhere."""
+    """Every module is imported by another one or by a test, or started by its name somewhere."""
     texts = {path: path.read_text() for path in [*sources(".py", ".pyx", ".pxd"), ROOT / "Makefile"]}
     imported: set[str] = set()
     for path in sources(".py", ".pyx", ".pxd"):
@@ -252,7 +252,7 @@ def test_no_list_is_searched_where_it_may_be_long() -> None:
 
 
 def test_searches_of_lists_are_found(tmp_path: Path) -> None:
-    """In attributes, arguments and variables; code without searches has no findings."""
+    """Searches are found in attributes, arguments and variables; code without searches has no findings."""
     fine = ["for conn in self.carried:", "if conn in self.named:", "if conn in self.carried[0]:", "carried.pop()"]
     searches = [
         "if conn.carried and conn not in self.carried:", "self.router.carried.remove(conn)", "del self.carried[0]",

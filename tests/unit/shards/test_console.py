@@ -128,7 +128,7 @@ def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: lis
 
 @pytest.mark.usefixtures("asked")
 def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Console) -> None:
-    """They are answered one after the other, not recursively."""
+    """Requests are answered one after the other, not recursively."""
     answered: list[Message] = []
 
     def again(said: Message) -> None:
@@ -180,7 +180,7 @@ def say(console: Console, client: socket.socket, said: bytes) -> None:
 
 
 def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[int, Message]]) -> None:
-    """Each of its characters takes six in JSON."""
+    """Each character of the client id takes six in JSON."""
     ask = {"session": "\x01" * 65_535}
     with connected(console) as client:
         say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")

@@ -224,7 +224,7 @@ def test_a_disk_that_cannot_take_store_json_leaves_the_old_stores(
     DataDir(str(tmp_path), 2).close()
 
 
-# ------------------------------------------------------------------------------------- work in a process of its own
+# --------------------------------------------------------------------------------------- work in a separate process
 
 
 def test_what_it_cannot_do_is_said() -> None:

@@ -54,7 +54,7 @@ AROUND = len(json.dumps({"event": "reload", "settings": ""}))
     ],
 )  # fmt: skip
 def test_a_message_of_any_length_arrives(pair: tuple[socket.socket, socket.socket], size: int) -> None:
-    """Also one that does not fit a packet of the socket, in order among others; no descriptor leaks."""
+    """A message may exceed a packet of the socket; messages stay in order, and no descriptor leaks."""
     ours, theirs = pair
     message = {"event": "reload", "settings": "x" * (size - AROUND)}
     before = len(os.listdir("/proc/self/fd"))

@@ -151,7 +151,7 @@ def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the number at which it was begun; all later deltas, however many, are kept for followers that wait."""
+    """The snapshot has the number at which it was begun; all later deltas, however many, are kept for followers."""
     monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 10 * interest.TOLD_BYTES)
     rest: list[Iterator[None]] = []
     publisher = Publisher(in_pieces=rest.append)

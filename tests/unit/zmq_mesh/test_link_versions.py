@@ -119,7 +119,7 @@ def test_a_worker_is_restarted_with_the_next_release_and_back() -> None:
 
 
 def test_a_release_that_speaks_no_common_version_is_named_once() -> None:
-    """Both log the versions of the other one; a batch for it is lost, as for a peer that does not exist."""
+    """Both links log the versions of the other one; a batch for it is lost, as for a peer that does not exist."""
     world = Watched({}, {"versions": (NEXT, NEXT + 1)})
     world.run(3.0)
     for worker, said in zip(world.workers, ((1, NEXT, NEXT + 1), (0, VERSION, VERSION)), strict=True):

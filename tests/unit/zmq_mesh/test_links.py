@@ -63,7 +63,7 @@ def test_ready_once_interest_is_complete_and_subscribe_waits_for_taken() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_lossy_duplicating_reordering_network(seed: int) -> None:
-    """Nothing sequenced is lost, doubled or out of order; nothing volatile is doubled."""
+    """No sequenced message is lost, doubled or out of order; no volatile one is doubled."""
     world = World(3, seed)
     world.run(0.5)
     net = world.network
@@ -166,7 +166,7 @@ def test_stopped_worker_gets_everything_when_it_is_back() -> None:
 
 
 def test_after_a_pause_a_peer_that_was_away_before_it_is_confirmed_too() -> None:
-    """It may have returned during the pause, and its subscribers may rely on interest that is still in the socket."""
+    """The peer may have returned during the pause, and its subscribers may rely on interest still in the socket."""
     world = World(2)
     world.run(0.5)
     one, two = world.workers
@@ -207,7 +207,7 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
 
 
 def test_a_dead_peer_whose_sessions_outlive_it_is_waited_for_no_longer_either() -> None:
-    """Its successor may never start; clients of this worker must not wait for it."""
+    """The successor may never start; clients of this worker must not wait for it."""
     world = World(2)
     world.workers = [world.start(i, 1, handoffs={1 - i: HandoffLog(stream=10 + i)}) for i in range(2)]
     world.run(0.5)

@@ -20,7 +20,7 @@ def test_filters_that_only_sys_can_match(filter: str, whether: bool) -> None:
 
 
 def test_a_load_is_an_exponentially_damped_average_per_minute() -> None:
-    """It is computed like sys_tree.c of mosquitto: from 0, towards the growth per minute."""
+    """The load is computed like sys_tree.c of mosquitto: from 0, towards the growth per minute."""
     load = Load(100)
     assert load.texts() == {"1min": "0.00", "5min": "0.00", "15min": "0.00"}
     load.update(130, 10.0)  # 180 a minute
@@ -76,7 +76,7 @@ def test_only_what_changed_is_published_again() -> None:
 
 
 def test_an_offline_session_is_not_kept_any_of_it() -> None:
-    """It is published at QoS 0: a durable subscription to $SYS/# fills no queue."""
+    """$SYS is published at QoS 0: a durable subscription to $SYS/# fills no queue."""
     host = Host(sys_interval_seconds=10)
     subscriber = host.connect("s", 5, expiry=1000)
     subscriber.subscribe(("$SYS/#", 2))

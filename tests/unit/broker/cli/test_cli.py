@@ -83,7 +83,7 @@ Mqttd = Callable[..., Command]
 
 @pytest.fixture
 def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
-    """``mqttd(*arguments, environment={}, program=...)`` starts it."""
+    """``mqttd(*arguments, environment={}, program=...)`` starts it and returns the run."""
     started: list[Command] = []
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as short:  # tmp_path is too long for runtime directories
 
@@ -228,7 +228,7 @@ def test_a_port_in_use(mqttd: Mqttd) -> None:
 
 
 def test_an_admin_address_in_use(mqttd: Mqttd) -> None:
-    """If it was configured, in any way: a start error. By default: one warning, and the broker starts without."""
+    """An address that was configured, in any way: a start error. By default: one warning, and no admin address."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         said = f"cannot listen on {address}: the port is in use"

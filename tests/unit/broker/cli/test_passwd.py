@@ -27,7 +27,7 @@ Passwd = Callable[..., int]
 
 @pytest.fixture
 def passwd(monkeypatch: pytest.MonkeyPatch) -> Passwd:
-    """``passwd(*arguments, stdin=b"...")`` runs it and gives its exit status."""
+    """``passwd(*arguments, stdin=b"...")`` runs it and returns its exit status."""
 
     def run(*arguments: str | Path, stdin: bytes = b"secret\n") -> int:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False))

@@ -330,7 +330,7 @@ def test_no_password_is_ever_logged(users: Path) -> None:
     assert "hidden" not in repr(host.logs[0].events)
 
 
-# ------------------------------------------------------------ AUTH: what sockets cannot show
+# ------------------------------------------------------------ AUTH without sockets
 
 
 def begin_scram(host: Host, client_id: str, client: ScramClient) -> Peer:

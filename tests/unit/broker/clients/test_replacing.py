@@ -257,7 +257,7 @@ def test_what_waits_is_counted_when_the_subscription_ends() -> None:
 
 
 def test_no_local_takes_nothing_back() -> None:
-    """Its own messages that were queued before are delivered; those it publishes afterwards are not."""
+    """A client's own messages that were queued before are delivered; those it publishes afterwards are not."""
     host = Host()
     peer = slow(host)
     subscribe(peer, 1)
@@ -289,7 +289,7 @@ def test_replaced_more_often_than_is_remembered() -> None:
 
 
 def test_many_sessions_replace_at_a_time_and_more_than_once() -> None:
-    """Their former subscriptions are kept in one table, which grows while they exist and is freed in between."""
+    """The former subscriptions are kept in one table, which grows while they exist and is freed in between."""
     host = Host()
     for _ in range(2):
         peers = [slow(host, f"s{number}") for number in range(60)]

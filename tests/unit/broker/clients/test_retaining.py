@@ -235,7 +235,7 @@ def test_the_subscription_ends_while_the_owners_answer_waits() -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_what_a_sibling_was_asked_before_it_was_away_is_answered_once(keeps: bool) -> None:
-    """It has several pages, and is requested again when the sibling is back: each message is sent once."""
+    """The answer has several pages, and is requested again when the sibling is back: each message is sent once."""
     host = Host(2, stores=[KeptStore(), KeptStore()] if keeps else None)
     subscriber, publisher = host.connect(client_at(0, 2), 5), host.connect(client_at(1, 2))
     topics = [topic for topic in (f"r/{i}" for i in range(2400)) if owner(topic.encode(), 2) == 1]
@@ -379,7 +379,7 @@ def test_what_waits_is_bounded_by_the_subscriptions() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_lasting_session_gets_the_rest_when_it_is_back(count: int) -> None:
-    """Its connection ends in the middle of the answer: the remaining messages are queued once it is resumed."""
+    """The connection ends in the middle of the answer: the remaining messages are queued once it is resumed."""
     host = Host(count)
     fill(host, 3000)
     subscriber = host.connect("subscriber", 5, expiry=100)
@@ -450,7 +450,7 @@ def fill_stored(host: Host, topics: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("enough", [0, 1200])
 def test_a_lasting_session_gets_the_rest_after_a_crash(count: int, enough: int) -> None:
-    """Its SUBSCRIBE was answered, and the workers were killed in the middle of sending the retained messages."""
+    """The SUBSCRIBE was answered, and the workers were killed in the middle of sending the retained messages."""
     host = Host(count, stores=[KeptStore() for _ in range(count)])
     fill_stored(host, 3500)
     subscriber = host.connect("subscriber", 5, clean=False, expiry=100)

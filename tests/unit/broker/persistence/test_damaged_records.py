@@ -172,7 +172,7 @@ def test_whatever_is_damaged_the_rest_serves(
 @pytest.mark.parametrize("family", [schema.PART, schema.TRIMMED, schema.DROPPED, schema.WANTED])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 8, b"\xff" * 48, b"\x01\x00\x00\x00" + b"\xff" * 32])
 def test_a_damaged_index_serves_what_can_be_read(tmp_path: Path, family: bytes, value: bytes) -> None:
-    """Its first part or its range is damaged: messages of all other parts arrive, and those read are deleted."""
+    """An index's first part or its range is damaged: messages of all other parts arrive; those read are deleted."""
     store = tmp_path / "0"
     store.mkdir()
     host = on_disk([store])

@@ -183,7 +183,7 @@ def test_before_mqtt_5_the_connection_of_what_was_taken_is_closed(version: int) 
     assert [packet.payload for packet in lasting(host, "s", 5).receive()] == [b"taken"]
 
 
-# -------------------------------------------------------------------- what waits for its record and is no message
+# -------------------------------------------------------------------- packets other than PUBLISH that wait for a record
 
 
 def failing(store: KeptStore, host: Host) -> None:
@@ -217,7 +217,7 @@ def test_a_connect_that_waits_is_refused_after_a_while_and_leaves_nothing(versio
 
 
 def test_a_connect_that_is_refused_leaves_the_session_it_found_as_it_was() -> None:
-    """Its expiry is unchanged, and so is a will that waits for its delay."""
+    """The expiry is unchanged, and so is a will that waits for its delay."""
     host, store = kept(limits=LIMITS)
     watcher = lasting(host, "watcher", 5)
     watcher.subscribe(("will", 1))

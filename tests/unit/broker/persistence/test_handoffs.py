@@ -111,7 +111,7 @@ def test_links_begin_where_the_store_says() -> None:
 
 
 def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
-    """They become separate records before the next position overwrites that one."""
+    """The refusals become separate records before the next position overwrites that one."""
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]

@@ -143,7 +143,7 @@ def test_the_version_of_a_resumed_session_is_that_of_its_last_connection() -> No
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("answered", ["", "PUBREC", "PUBCOMP"])
 def test_a_qos_2_message_in_flight_goes_on_where_it_was(version: int, answered: str) -> None:
-    """Whatever its receiver had answered when the worker died, the message is delivered once."""
+    """Whatever its receiver had answered when the worker died, each message is delivered once."""
     host, _ = kept()
     client = lasting(host, "c", version)
     client.subscribe(("t", 2))
@@ -188,7 +188,7 @@ def test_a_qos_2_publish_that_was_taken_is_not_taken_again(version: int) -> None
 
 
 def test_what_belonged_to_a_session_that_expired_is_deleted() -> None:
-    """Its window is deleted, and so are messages in no index: retained ones it had asked for."""
+    """The window is deleted, and so are messages in no index: retained ones that the session had asked for."""
     host, _ = kept()
     host.connect("p").publish("t", b"x", qos=1, retain=True)
     host.settle()
@@ -223,7 +223,7 @@ def test_shares_of_a_session_that_expired_while_the_broker_was_down_go_to_anothe
 
 
 def test_no_session_expires_before_siblings_can_be_reached() -> None:
-    """Its shares of groups and its will go to the workers that are reachable by then."""
+    """Shares of groups and the will go to the workers that are reachable by then."""
     host, store = kept()
     host.lose(lasting(host, "c", 5, expiry=10))
     node = Node(0, 1, host.settings, store.after_crash(), KeptLog(), host.now_ms, START_WALL_MS)
@@ -282,12 +282,12 @@ def test_the_expiry_of_disconnect_is_stored() -> None:
     assert host.crash(seconds=100).node.sessions.get("c") is not None
 
 
-# ------------------------------------------------------------------------------------------- what waits for the disk
+# ---------------------------------------------------------------------------------------------- waiting for the disk
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_connack_of_a_new_session_waits_for_the_disk(version: int) -> None:
-    """So do all answers to packets that the client sent behind its CONNECT [MQTT-3.2.0-1]."""
+    """All answers to packets that the client sent behind its CONNECT wait, too [MQTT-3.2.0-1]."""
     host, _ = kept(manual=True)
     properties = {"session_expiry_interval": 100} if version == 5 else {}
     client = sent(host, "c", version, clean=False, properties=properties)
@@ -469,7 +469,7 @@ def test_the_number_of_connections_is_exact_over_take_overs_of_those_that_wait()
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: bool) -> None:
-    """It has no records in the store, whatever the disk does."""
+    """The client has no records in the store, whatever the disk does."""
     host, store = kept(manual=True)
     sent(host, "other", 4, clean=False)  # a record waits for the disk
     if fails:
@@ -480,7 +480,7 @@ def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: 
         host.lose(client)
 
 
-# ------------------------------------------------------------------------------------------ a disk that takes nothing
+# ----------------------------------------------------------------------------------------- a disk that stores nothing
 
 
 def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
@@ -502,7 +502,7 @@ def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
     assert lasting(host, "new").subscribe(("t", 1)) == [1]
 
 
-# ------------------------------------------------------------------------------------------------------ any moment
+# ------------------------------------------------------------------------------------------------ crashes at any moment
 
 
 class Client:

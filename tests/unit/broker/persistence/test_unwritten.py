@@ -212,7 +212,7 @@ def test_archived_messages_wait_without_a_subscriber(qos: int, version: int) -> 
 
 
 def test_subscriptions_of_stored_sessions_wait_too() -> None:
-    """They need records, and a client that does not wait for the SUBACKs makes as many as it likes."""
+    """Subscriptions need records, and a client that does not wait for the SUBACKs makes as many as it likes."""
     host, (store,) = host_of()
     client, other = lasting(host, "s", 5), host.connect("f", 5)
     stall(host, [store])

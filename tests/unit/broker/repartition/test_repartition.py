@@ -157,7 +157,7 @@ def test_what_is_in_flight_goes_on_under_its_packet_identifiers(tmp_path: Path, 
 
 
 def test_subscriptions_have_what_they_had(tmp_path: Path) -> None:
-    """They keep their beginning, options and identifier, and get the messages published from now on."""
+    """Subscriptions keep their beginning, options and identifier, and get the messages published from now on."""
     host = on_disk(paths(tmp_path, 2))
     away = lasting(host, "away", 5)
     away.subscribe(("t", 1))
@@ -339,7 +339,7 @@ def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_ful
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_what_a_hand_off_log_had_counts_in_no_queue_of_others(tmp_path: Path, dead: int) -> None:
-    """Its messages follow its worker's stretch in the new log, and those of the other worker may follow them."""
+    """These messages follow their worker's stretch in the new log, and those of the other worker may follow them."""
     host, client, publisher = handed_off(tmp_path, ("t/+", 2), dead=dead)
     other = client_of(1 - dead, 2, "other")
     peer = lasting(host, other, 5)
@@ -398,7 +398,7 @@ def test_a_damaged_record_is_named_and_nothing_is_changed(tmp_path: Path) -> Non
 
 
 def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path: Path) -> None:
-    """It is set aside in the store of its home, also when it was set aside before; another session works."""
+    """The record is set aside in the store of its home, also when it was set aside before; another session works."""
     host = on_disk(paths(tmp_path, 2))
     names = [client_of(1, 2), client_of(0, 2)]
     for name in names:

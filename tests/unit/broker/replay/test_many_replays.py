@@ -84,7 +84,7 @@ def test_readers_of_rare_and_of_common_filters_come_to_their_end(many: int) -> N
 @pytest.mark.parametrize("leave", [[], [COMMON[0], COMMON[3], RARE[0], RARE[3]]])
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_no_reader_is_read_for_more_than_one_page_ahead_of_another(many: int, leave: list[str]) -> None:
-    """Neither gets ahead as long as both read, also when others leave meanwhile."""
+    """No reader gets ahead while neither is done, also when others leave meanwhile."""
     readers = Readers(many)
     for turn, _ in enumerate(readers.turns()):
         for of_worker in readers.pages(readers.unfinished):

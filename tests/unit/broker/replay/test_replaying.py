@@ -336,7 +336,7 @@ def test_retention_passes_a_reader() -> None:
 
 
 def test_retention_passes_one_that_waits_for_nothing() -> None:
-    """None of the removed messages matched it: it has not fallen behind."""
+    """No removed message matched the subscription: it has not fallen behind."""
     host = archived()
     peer = subscriber(host)
     ask(peer, "latest", ("a/b", 1))

@@ -101,7 +101,7 @@ def test_an_offline_session_holds_for_a_bounded_time_and_once() -> None:
 
 
 def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> None:
-    """Both are full and publish to each other: the one that is not read gives up at once."""
+    """Both clients are full and publish to each other: the one that is not read gives up at once."""
     host = Host(limits=LIMITS, queue_full="hold")
     one, two = host.connect("one", 5, expiry=100), host.connect("two", 5, expiry=100)
     one.subscribe(("one", 1))
@@ -202,7 +202,7 @@ def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Pe
 
 
 def becomes_full(host: Host, publisher: Peer) -> None:
-    """The first of its filters are flagged, the others not yet."""
+    """Publish until the first of its filters are flagged, the others not yet."""
     while not host.node.router.back_pressure.held_filters():
         publisher.publish("t/0", b"x", 1)
         host.turn()

@@ -131,7 +131,7 @@ def test_subscribing(make: Made, named: str) -> None:
 
 @pytest.mark.parametrize("retained", [0, 1])
 def test_subscribing_where_nothing_is_retained_for_it(make: Made, retained: int) -> None:
-    """With one worker there is no other owner to ask; the store gets a record for each filter."""
+    """With one worker the absence is known at once; the store gets a record for each filter."""
     host = make(1)
     publish(host, host.connect("publisher", 5), names("other/{}", retained), retain=True)
     peer = gateway(host)
@@ -252,7 +252,7 @@ def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypat
 
 
 def test_a_queue_of_shares_that_is_left(make: Made) -> None:
-    """Its member unsubscribes, or ends: all shares move to another member."""
+    """The member unsubscribes, or ends: all shares move to another member."""
     host = make(1)
     publisher = host.connect("publisher", 5)
     for way in ("UNSUBSCRIBE", "Session Expiry"):
@@ -313,7 +313,7 @@ def test_retained_messages(make: Made) -> None:
 
 
 def test_a_full_queue_that_holds_publishers(make: Made) -> None:
-    """All of its filters are flagged, here and at the sibling, until it has room again."""
+    """All filters of the session are flagged, here and at the sibling, until it has room again."""
     host = make()
     for node in host.nodes:
         node.reload(host.settings.model_copy(update={"queue_full": "hold"}))
@@ -379,7 +379,7 @@ def test_sweeping_what_is_in_flight_of_many(make: Made, common: bool) -> None:
     assert host.stores[0].held() == (0, 0)
 
 
-# ---------------------------------------------------------------- what is not a packet
+# ---------------------------------------------------------------- other callbacks
 
 
 @pytest.mark.parametrize("end", ["read", "given up", "ended", "sibling lost"])

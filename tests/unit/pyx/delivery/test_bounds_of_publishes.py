@@ -151,7 +151,7 @@ def test_what_waits_under_thousands_of_filters_is_found_in_pieces_after_a_restar
 
 
 def test_messages_that_come_meanwhile_follow(make: Made) -> None:
-    """For the same filters, for some of them, and for a session that has read everything so far."""
+    """Messages for the same filters, for some of them, and for a session that has read everything so far."""
     host = make(limits={"inflight_max": 10})
     away(host, MANY)
     away(host, MANY[:3], "few")
@@ -201,7 +201,7 @@ def test_publishes_that_never_end_are_answered_all_the_same(make: Made) -> None:
 
 @pytest.mark.parametrize("make", ["kept", "disk"], indirect=True)
 def test_the_ack_leaves_with_the_last_piece(make: Made) -> None:
-    """So do the acks that wait behind it. (In memory an ack waits for nothing.)"""
+    """Acks that wait behind it leave then, too. (In memory an ack waits for nothing.)"""
     host = make()
     away(host, MANY)
     publisher = host.connect("publisher", 5)
@@ -275,7 +275,7 @@ def test_a_worker_that_stops_meanwhile(tmp_path: Path) -> None:
 
 
 def test_what_a_sibling_gets_waits_with_it() -> None:
-    """Part of it must be stored before it leaves."""
+    """Part of the sibling's copy must be stored before it leaves."""
     host = Host(2, limits=OPEN, stores=[KeptStore(), KeptStore()])
     names = [f"c{number}" for number in range(20)]
     readers = [host.connect(name, 5, clean=False, expiry=EXPIRY) for name in names]

@@ -71,7 +71,7 @@ def test_what_is_kept_for_nobody_does_not_count(host: Host) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_is_in_flight_counts_after_a_resumption(host: Host, qos: int) -> None:
-    """All of it is sent again, and nothing else before it is answered; also after a crash."""
+    """All messages in flight are sent again, and no others before they are answered; also after a crash."""
     peer = lasting(host, "c", 5)
     peer.subscribe(("t", 2))
     publish(host, HALF, HALF, b"1", qos=qos)

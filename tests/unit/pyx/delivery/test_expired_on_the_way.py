@@ -68,7 +68,7 @@ def test_overlapping_filters_and_several_sessions_are_each_one_copy(keeps: bool)
 
 
 def test_an_expired_message_takes_the_place_of_the_retained_one() -> None:
-    """It is the newer one, and from then on no message is retained."""
+    """The expired message is the newer one, and from then on no message is retained."""
     host = apart(False)
     publisher, subscriber = pair(host)
     topic = next(f"r/{i}" for i in range(100) if owner(b"r/%d" % i, 2) == 1)

@@ -34,7 +34,7 @@ def publish(host: Host, topic: str, *bodies: bytes, qos: int = 2, retain: bool =
 
 def made() -> Host:
     """A session with shares of groups, retained messages it asked for, and a log, all of them waiting or in flight, and
-    with Packet Identifiers without PUBREL; the group has another member, which has always been offline.
+    with Packet Identifiers without PUBREL; the group has another member, which joined later and is offline.
     """
     host = kept()[0]
     publish(host, "old", b"kept", retain=True)

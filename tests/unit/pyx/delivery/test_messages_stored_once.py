@@ -87,7 +87,7 @@ def test_from_which_size_on(size: int, own: bool) -> None:
 
 
 def test_all_of_it_comes_back() -> None:
-    """In flight and queued, with its properties and its publisher; it is deleted with the last session that has it."""
+    """In flight or queued, with its properties and its publisher; it is deleted with the last session that has it."""
     host, _ = kept()
     publisher = host.connect("publisher", 5)
     properties = {"content_type": "t" * 1000, "user_property": [("a", "b")]}

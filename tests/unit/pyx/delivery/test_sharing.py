@@ -211,7 +211,7 @@ def test_sticky_stays_until_the_member_goes(shards: int) -> None:
     assert winner() == group[0].client_id
 
 
-# ---------------------------------------------------------------------------------------------------- who is able
+# ---------------------------------------------------------------------------------------------------- members with room
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -297,7 +297,7 @@ def test_when_full_wait_keeps_the_order(strategy: str, shards: int) -> None:
 
 
 def test_what_is_known_of_who_is_online_may_be_old() -> None:
-    """All members of a sibling are offline, but this worker does not know: it refuses, another one is chosen."""
+    """All members of a sibling are offline, unknown to this worker: the sibling refuses, another one is chosen."""
     host = host_with("round_robin", 2)
     away, stays = join(host, 1, "away", durable=True), join(host, 0, "stays")
     sender = publishers(host)[0]
@@ -331,7 +331,7 @@ def test_a_member_with_very_many_filters_counts_as_offline_when_it_is() -> None:
     assert len(bodies(again)) == 5
 
 
-# ---------------------------------------------------------------------------------------------------- who leaves
+# ---------------------------------------------------------------------------------------------------- leaving members
 
 
 @pytest.mark.parametrize("how", ["unsubscribe", "lose", "disconnect", "taken over"])

@@ -99,7 +99,7 @@ def test_new_limits_concern_all() -> None:
 
 
 def test_what_has_expired_for_a_session_is_not_kept_for_it() -> None:
-    """None of it is sent, so that no window records how far the session has read."""
+    """No expired message is sent, so that no window records how far the session has read."""
     store = Looked()
     host = Host(stores=[store])
     subscriber = host.connect("c", 5, clean=False, expiry=1000)

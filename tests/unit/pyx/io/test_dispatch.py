@@ -301,7 +301,7 @@ def test_qos_2_beyond_receive_maximum_is_an_error_when_nothing_is_due_any_more()
 
 
 def test_identifiers_that_have_arrived_are_kept_apart() -> None:
-    """In any order of insertion and removal: the table has no tombstones."""
+    """Identifiers are inserted and removed in any order: the table has no tombstones."""
     host = Host(limits={"receive_maximum": 1000})
     peer, witness = host.connect("client"), host.connect("witness")
     witness.subscribe(("t", 0))
@@ -345,7 +345,7 @@ def test_an_error_of_ours_ends_the_connection(version: int) -> None:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_connect_that_came_too_late_is_answered_in_its_version(version: int) -> None:
-    """Its home was away for too long: only the version is read of the CONNECT."""
+    """The home was away for too long: only the version is read of the CONNECT."""
     host = Host()
     peer = host.open(version)
     host.node.dispatch.learn_version(peer.conn, wire.connect(version, "client", properties={}))

@@ -62,7 +62,7 @@ def test_a_message_for_many_is_sent_in_slices(sockets: Sockets) -> None:
 
 
 def test_those_whose_keep_alive_is_over_end_in_slices(sockets: Sockets) -> None:
-    """All of them at the same moment, and each leaves hundreds of subscriptions."""
+    """All clients time out at the same moment, and each leaves hundreds of subscriptions."""
     ends = connected(
         sockets, 60, wire.subscribe(5, 1, *((f"t/{number}", 0) for number in range(AT_ONCE - 10))), keep_alive=1
     )

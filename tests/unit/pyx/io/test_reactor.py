@@ -87,7 +87,7 @@ def no_more_descriptors() -> Iterator[None]:
 
 @pytest.fixture(params=[Epoll, Poll])
 def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
-    """With each poller there is: the reactor's decisions do not depend on how ready sockets are reported."""
+    """A reactor with each poller: its decisions do not depend on how ready sockets are reported."""
     it = Sockets(request.param())
     yield it
     it.close()
@@ -272,7 +272,7 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
 
 
 def test_a_client_that_goes_while_its_end_is_asked_for_is_let_go(sockets: Sockets) -> None:
-    """Its session is detached although the question is never answered."""
+    """The session is detached although the question is never answered."""
     end, conn = sockets.open(wire.connect(4, "client", clean=False))
     sockets.node.router.state.close(conn, 0x97, "queue full")
     end.close()

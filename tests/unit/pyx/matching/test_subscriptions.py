@@ -19,7 +19,7 @@ from tests.unit.adapters.subscriptions_adapter import Session, SubscriptionsAdap
 
 
 def matches(filter_: bytes, topic: bytes) -> bool:
-    """The rule of MQTT-4.7, one level at a time."""
+    """Apply the rule of MQTT-4.7, one level at a time."""
     wanted, levels = filter_.split(b"/"), topic.split(b"/")
     if topic.startswith(b"$") and wanted[0] in (b"+", b"#"):
         return False

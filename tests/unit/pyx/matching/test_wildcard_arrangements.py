@@ -96,7 +96,7 @@ def test_what_a_session_has_stays_when_the_bound_is_lowered() -> None:
 
 
 def test_what_a_sibling_wants_counts() -> None:
-    """Its filters are walked as well; they are never refused, since they have been granted."""
+    """A sibling's filters are walked as well; they are never refused, since they have been granted."""
     host = Host(2, limits={**OPEN, "wildcard_arrangements_max": 5})
     here, there = (host.connect(client_of(worker, 2), 5) for worker in (0, 1))
     assert granted(there, *ALL[:5]) == [1] * 5

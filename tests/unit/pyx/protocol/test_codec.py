@@ -334,7 +334,7 @@ def test_publish_fields_of_any_body(body: bytes, flags: int, v5: bool) -> None:
 
 @given(publishes())
 def test_the_publish_struct(case: tuple[int, bytes, Packet]) -> None:
-    """Properties come without their length and without Topic Alias; the expiry offset points at its four bytes."""
+    """Properties have neither their length nor a Topic Alias; the expiry offset points at its four bytes."""
     version, wire, _ = case
     packet = codec.decode(wire, version)
     assert isinstance(packet, Publish)

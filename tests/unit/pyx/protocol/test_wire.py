@@ -144,7 +144,7 @@ def test_remaining_length_of_more_bytes_than_needed() -> None:
 
 
 def test_remaining_length_of_five_bytes() -> None:
-    """It is malformed as soon as the fourth byte has its continuation bit; until then the decoder waits."""
+    """The packet is malformed as soon as the fourth byte has its continuation bit; until then the decoder waits."""
     for version in (3, 4, 5):
         for have in range(1, 4):
             with pytest.raises(codec.Incomplete):
@@ -175,7 +175,7 @@ def test_the_encoders_do_not_cut_or_wrap() -> None:
 
 
 def is_disallowed(code: int) -> bool:
-    """MQTT 5, 1.5.4: control characters and Unicode's non-characters."""
+    """Return whether it is a control character or one of Unicode's non-characters: MQTT 5, 1.5.4."""
     return code < 0x20 or 0x7F <= code < 0xA0 or 0xFDD0 <= code < 0xFDF0 or code & 0xFFFE == 0xFFFE
 
 
