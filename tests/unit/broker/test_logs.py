@@ -1,4 +1,4 @@
-"""Log lines: what a client named itself can do no harm in them, a storm is limited, a stuck reader stops nobody."""
+"""Log lines: names chosen by clients do no harm in them, floods are limited, and a stuck reader blocks nobody."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kept(Sink):
 
 
 class Clock:
-    """time.monotonic of the logs, moved by hand."""
+    """The logs' time.monotonic, set by hand."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -88,7 +88,7 @@ def test_json_line(sink: Kept) -> None:
 @pytest.mark.parametrize("form", ["text", "json"])
 @given(value=st.text() | st.text(alphabet='\x00\x1b\x7f\x9b\u2028\u202e\ud800\U000e0001 ="\\\n'))
 def test_nothing_in_a_value_escapes_its_line(form: Any, value: str) -> None:
-    """Printable, one line, and read back exactly."""
+    """Each value is printable, on one line, and reads back exactly."""
     sink = Kept()
     Log(form=form, sink=sink).info("opened", client_id=value, end="end")
     line = sink.lines[0]
@@ -167,7 +167,7 @@ def test_a_timer_says_what_was_suppressed_when_nothing_else_happens(sink: Kept, 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_suppressed_call_makes_no_text(form: Any) -> None:
-    """That is what makes it cheap: 0.2 us."""
+    """Skipping the text keeps the call cheap: 0.2 us."""
     shown = 0
 
     class Address:
@@ -189,7 +189,7 @@ def test_a_suppressed_call_makes_no_text(form: Any) -> None:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """(read end, write end), room for two pages; the write end blocks."""
+    """Return (read end, write end) of a pipe with room for two pages; the write end blocks."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 8192)
     yield read, write
@@ -211,7 +211,7 @@ def test_a_reader_that_does_not_read_stops_nobody_and_is_told_what_it_missed(pip
 
 
 def test_nobody_waits_for_the_rest_of_a_long_line(pipe: tuple[int, int]) -> None:
-    """What a client sends may make lines of 64 KB: the reader takes them a piece at a time, and the worker goes on."""
+    """Data of a client may make lines of 64 KB: the reader takes them in pieces, and the worker continues."""
     sink = Sink(pipe[1])
     waits: list[int] = []
     poll = sink._poll.poll

@@ -1,4 +1,4 @@
-"""The broker for somebody's tests: which store it has, and how long a start may take."""
+"""The broker for other projects' tests: which store it has, and how long a start may take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEMORY = ("--store", "memory")
 def test_what_nobody_says_is_a_store_in_memory(
     tmp_path: Path, options: dict[str, Any], has_memory: bool, has_directory: bool
 ) -> None:
-    """And a data directory that goes with the broker: whatever runs beside it, and wherever."""
+    """The default also has a data directory that is removed with the broker, independent of others beside it."""
     file = tmp_path / "mqttd.toml"
     file.write_text('store = "leveldb"\ndata_dir = "d"\n')
     if "arguments" in options:
@@ -53,7 +53,7 @@ def test_what_nobody_says_is_a_store_in_memory(
 
 
 class Starting(Mqttd):
-    """Is ready when its standard input says so; each look at the clock calls `looked`, and 15 s have passed."""
+    """A broker that is ready when its standard input says so; each clock reading calls `looked` and takes 15 s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, looked: Callable[[Starting, int], None]) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Starting(Mqttd):
 
 
 def test_a_start_may_take_as_long_as_it_logs_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """READY_SECONDS_MAX bounds the silence, not the start: one that repartitions gigabytes takes minutes."""
+    """READY_SECONDS_MAX bounds the silence, not the start: repartitioning gigabytes takes minutes."""
 
     def looked(broker: Starting, number: int) -> None:
         broker.log_progress()
@@ -94,7 +94,7 @@ def test_a_start_may_take_as_long_as_it_logs_progress(monkeypatch: pytest.Monkey
 
 
 def test_a_silent_start_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it runs any more."""
+    """None of the broker's processes runs any more."""
     broker = Starting(monkeypatch, lambda _broker, _number: None)
     with pytest.raises(BrokerFailed, match="not ready after 30 s, 30 s after its last log line"):
         broker.start()

@@ -1,4 +1,4 @@
-"""Clones of databases that are written to: they hold a prefix of it, and the source stays what it was."""
+"""Clones of databases that are being written: a clone holds a prefix of the database, and the source is unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from leveldb_store.snapshots.clone import (
 from tests.broker_process import ROOT
 from tests.waiting import wait_until
 
-BUFFER = 1 << 16  # the least that LevelDB takes: tables and compactions come soon
+BUFFER = 1 << 16  # the minimum of LevelDB: tables and compactions appear soon
 VALUE = 400
 
 NAIVE = """
@@ -75,7 +75,7 @@ def key_of(number: int) -> bytes:
 
 
 class Written:
-    """A database with records that rise by one, written to by whoever calls it."""
+    """A database with records in rising order, written by its caller."""
 
     def __init__(self, path: Path, buffer: int = BUFFER) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Written:
             self.count += 1
 
     def delete_old(self) -> None:
-        """What compactions live on: everything is written once more."""
+        """Write every record once more, which gives compactions their work."""
         for number in range(0, self.count, 3):
             self.db.put(key_of(number), os.urandom(VALUE))
 
@@ -131,7 +131,7 @@ def test_a_manifest_names_the_tables_that_are_there(source: Written) -> None:
     version = version_of(manifest)
     tables = {int(file.stem): file.stat().st_size for file in source.path.glob("*.ldb")}
     assert len(version.tables) > 3
-    assert version.tables.items() <= tables.items()  # what a compaction has left behind is removed with the next one
+    assert version.tables.items() <= tables.items()  # leftovers of a compaction are removed with the next one
     assert version.log_number in [int(file.stem) for file in source.path.glob("*.log")]
     assert version.next_file > max(version.tables)
     assert version.whole_bytes == len(manifest)
@@ -170,7 +170,7 @@ def test_a_clone_has_all_and_what_is_done_to_it_does_not_touch_the_source(source
         for number in range(5000):
             db.put(key_of(number), b"spoilt" * 100)
         db.compact_range()
-    after = digests(source.path, ".ldb")  # without those that the source itself has compacted meanwhile
+    after = digests(source.path, ".ldb")  # without those that the source has compacted meanwhile
     assert {name: after[name] for name in before if name in after} == {
         name: digest for name, digest in before.items() if name in after
     }
@@ -181,7 +181,9 @@ def test_a_clone_has_all_and_what_is_done_to_it_does_not_touch_the_source(source
 
 
 def test_the_naive_way_destroys_the_source(tmp_path: Path) -> None:
-    """What this module is for: every table linked, the copy opened, and the source has lost records, or its life."""
+    """The problem that this module solves: every table linked, the copy opened, and the source loses records or
+    crashes.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", NAIVE, str(tmp_path / "source"), str(tmp_path / "target")],
         capture_output=True, text=True, timeout=120, check=False,
@@ -192,7 +194,7 @@ def test_the_naive_way_destroys_the_source(tmp_path: Path) -> None:
 
 
 def test_clones_while_it_is_written_and_compacted(tmp_path: Path) -> None:
-    """Forty of them: each opens, has everything that was written before it began, and nothing with a gap before it."""
+    """Forty clones: each opens, has every record written before it began, and has no gaps."""
     source = Written(tmp_path / "source", 8 * BUFFER)
     stop = threading.Event()
     failed: list[BaseException] = []
@@ -256,7 +258,7 @@ def test_it_begins_again_when_a_log_has_become_a_table(
         if not done:
             done.append(source_file)
             source.write(2000)
-            source.db.compact_range()  # returns when what was in the log is in a table
+            source.db.compact_range()  # returns when the content of the log is in a table
         return copy(source_file, target_file)
 
     monkeypatch.setattr(module, "_copy", filled)
@@ -282,7 +284,7 @@ def test_on_another_file_system_tables_are_copied(source: Written, tmp_path: Pat
         pytest.skip("there is no other file system")
     source.write(2000)
     there = dict(source.db)
-    left = tmp_path / ".clone-4194305-source"  # of a process that cannot be there any more
+    left = tmp_path / ".clone-4194305-source"  # of a process that cannot exist any more
     left.mkdir()
     target = shm / f"mqttd-test-{os.getpid()}"
     try:
@@ -329,7 +331,7 @@ def test_what_is_no_database_is_refused_in_one_line(source: Written, tmp_path: P
 
 
 def test_nothing_compiled_of_ours_is_needed() -> None:
-    """Other programs read snapshots where nothing can be compiled."""
+    """Other programs read snapshots on machines where nothing can be compiled."""
     modules = ("snapshots.clone", "snapshots.snapshot", "snapshots.restoring", "format.persisted_counters")
     program = "import sys; sys.modules['pyx'] = None\n" + "".join(f"import leveldb_store.{each}\n" for each in modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -337,7 +339,7 @@ def test_nothing_compiled_of_ours_is_needed() -> None:
 
 
 def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
-    """With what is in its log it has four tables in level 0: an ordinary opening compacts them at once."""
+    """The clone and its log have four tables in level 0: an ordinary opening would compact them at once."""
     source, target = tmp_path / "source", tmp_path / "target"
     for _ in range(4):
         with contextlib.closing(plyvel.DB(str(source), create_if_missing=True, write_buffer_size=64 << 20)) as db:
@@ -351,10 +353,10 @@ def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
             assert sum(1 for _ in db.iterator(include_value=False)) == 10_000
             assert db.get(key_of(4711)) is not None
             tables = {path.name for path in target.glob("*.ldb") if path.is_file()} - before
-        # some may have been made before the names were taken
+        # some may have been made before the names were listed
         assert len(tables) < 5 or opening is opened_to_be_read_and_written  # all of it is five or more
         assert all(path.is_file() for path in target.iterdir())
-        with contextlib.closing(opened(target)) as db:  # and whoever opens it afterwards may write
+        with contextlib.closing(opened(target)) as db:  # a later opening may write
             db.put(b"x", b"y", sync=True)
             db.compact_range()
             assert db.get(b"x") == b"y"

@@ -1,4 +1,4 @@
-"""The bytes of family E: what they are, that they come back, and that damaged ones are said to be so."""
+"""The bytes of family E: their form, their round trip, and the detection of damaged ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(draw: st.DrawFn) -> tuple[Kind, list[str | None], list[int], dict[st
 
 
 def test_golden_bytes() -> None:
-    """docs/store.md says the same."""
+    """docs/store.md has the same bytes."""
     assert event_key(NUMBER) == b"E" + bytes.fromhex("066517289a624003")
     value = value_of(
         1000, events.OPENED, ("c", None, "127.0.0.1:5", "127.0.0.1:1883"), (5, 60, True, False, 0xFFFFFFFF)

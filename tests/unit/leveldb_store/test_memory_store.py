@@ -1,4 +1,4 @@
-"""The memory store keeps the contract: readable at once, each message held once, gone when nobody needs it."""
+"""The memory store fulfils the contract: readable at once, each message held once, deleted when no session needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.adapters import records_adapter as adapter
 
 
 class Writer:
-    """Appends as the router does: positions without gap."""
+    """A writer that appends as the router does: positions without gap."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()

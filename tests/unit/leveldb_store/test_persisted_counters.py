@@ -1,4 +1,4 @@
-"""The counters that a commit carries: the bytes are the same in Cython and in plain Python."""
+"""The counters in a commit: the bytes are the same in Cython and in plain Python."""
 
 from __future__ import annotations
 

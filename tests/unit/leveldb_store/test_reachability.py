@@ -1,4 +1,4 @@
-"""Each record of a store belongs to something that lives; what does not is found, by its kind."""
+"""Each record of a store belongs to something that exists; orphans are found, by kind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def strays(path: Path) -> Counter[str]:
 
 
 def lived_in(path: Path) -> Host:
-    """A store with records of every family that a client can cause."""
+    """Return a store with records of every family that a client can cause."""
     path.mkdir()
     host = on_disk([path])
     publisher = host.connect("publisher", 5)

@@ -1,4 +1,4 @@
-"""Snapshots of stores that go on between one clone and the next, and data directories that are made of them."""
+"""Snapshots of stores that are written between one clone and the next, and data directories made of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BEGINS = 1 << 32
 
 
 class Stores:
-    """Stores of workers, as their links leave them."""
+    """Stores of workers in the state in which their links leave them."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         self.paths = [directory / f"worker-{worker}" for worker in range(workers)]
@@ -74,7 +74,7 @@ class Stores:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[Callable[[int], Stores]]:
-    """``stores(workers)``: closed with the test."""
+    """``stores(workers)``: stores that are closed with the test."""
     made: list[Stores] = []
 
     def make(workers: int) -> Stores:
@@ -94,7 +94,7 @@ def taken(sources: Stores, out: Path) -> Manifest:
 
 
 def waiting(path: Path, peer: int) -> list[int]:
-    """Numbers in the hand-off log of a store in a snapshot."""
+    """Return the numbers in the hand-off log of a store in a snapshot."""
     with reading(path) as db:
         keys = [key for key, _ in db.iterator(prefix=schema.HANDOFF + bytes((peer,)))]
     return [schema.key_position(key) - BEGINS for key in keys if schema.key_position(key)]
@@ -145,7 +145,7 @@ def test_what_is_in_it_is_counted_and_said(stores: Callable[[int], Stores], tmp_
 def test_what_a_worker_forgot_between_the_clones_and_its_sibling_had_not_yet_is_put_back(
     stores: Callable[[int], Stores], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker 0 is cloned before it takes 3 and 4 of worker 1, which is cloned when it has forgotten them."""
+    """Worker 0 is cloned before it takes 3 and 4 of worker 1, which is cloned after it has deleted them."""
     sources = stores(2)
     sources.keeps(1, 0, 1, 2, 3, 4)
     sources.has_taken(0, 1, 2)
@@ -222,7 +222,7 @@ def test_a_restored_directory_is_one_of_its_own(stores: Callable[[int], Stores],
 def test_links_go_on_beyond_what_a_sibling_that_was_cloned_later_knows(
     stores: Callable[[int], Stores], tmp_path: Path
 ) -> None:
-    """A worker that died between the clones has numbered anew since: such numbers must not be given again."""
+    """A worker that died between the clones has new numbers since: these must not be given again."""
     sources = stores(2)
     later = (1 << 32) + 5
     sources.has_taken(1, 0, later)
@@ -259,7 +259,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_left(
     (said,) = differences(out, manifest.stores[1])
     assert said.startswith("999999.ldb: is none" if change == "add" else table.name)
     if change == "add":
-        restored(out, target)  # what is of no snapshot is not looked at
+        restored(out, target)  # files of no snapshot are ignored
         assert not (target / "worker-1" / "999999.ldb").exists()
         return
     with pytest.raises(SnapshotError, match=rf"^{table}: is (damaged|missing)"):
@@ -337,7 +337,7 @@ def test_a_store_of_another_schema_is_no_source(stores: Callable[[int], Stores],
 
 
 def test_a_snapshot_of_stores_that_were_not_upgraded_says_so(stores: Callable[[int], Stores], tmp_path: Path) -> None:
-    """By the oldest of them; a data directory that is made of it is upgraded by its first start."""
+    """The oldest store determines its version; a data directory made of it is upgraded by its first start."""
     sources = stores(2)
     sources.dbs[1].put(schema.SCHEMA, schema.U32.pack(schema.OLDEST_VERSION))
     out = tmp_path / "out"

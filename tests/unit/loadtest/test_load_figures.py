@@ -1,4 +1,4 @@
-"""Rows of a load test: histograms, sums, differences; who publishes what to whom."""
+"""Rows of a load test: histograms, sums, differences; which publisher sends what to which subscriber."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""docs/reference/conformance.md says what the markers of the tests say, and there are no gaps."""
+"""docs/reference/conformance.md agrees with the markers of the tests, and has no gaps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STATEMENTS = {
 
 
 def said(shown: dict[str, set[str]], workers: dict[str, set[int]] | None = None) -> list[str]:
-    """What is wrong when the tests show this."""
+    """Return the problems reported when the tests show these statements."""
     return list(problems(STATEMENTS, Collected({"311:1.1-1": {A}} | shown, workers or {})))
 
 
 def test_nothing_is_said_when_all_agree() -> None:
-    """A statement about brokers is shown, one about clients is not, and one has its reason."""
+    """A statement about brokers is tested, one about clients is not, and one has a reason."""
     assert said({}, {A: {1, 4}}) == []
 
 
@@ -42,19 +42,19 @@ def test_nothing_is_said_when_all_agree() -> None:
     ],
 )
 def test_what_does_not_agree_is_said(shown: dict[str, set[str]], words: str) -> None:
-    """Gaps, unknown numbers, client statements that are "tested", and reasons that are none any more."""
+    """Gaps, unknown numbers, client statements marked "tested", and outdated reasons."""
     found = said(shown)
     assert len(found) == 1
     assert found[0].startswith(words)
 
 
 def test_every_scenario_runs_with_one_and_four_workers() -> None:
-    """A scenario on the wire that runs with one number of workers only is named."""
+    """A wire-level scenario that runs with only one number of workers is named."""
     assert said({}, {A: {1}}) == [f"{A} runs with [1] workers, not with 1 and 4"]
 
 
 def test_the_page() -> None:
-    """One line for each statement: its tests, its reason, or that it is not ours to keep."""
+    """One line for each statement: its tests, its reason, or that it does not bind brokers."""
     lines = document(STATEMENTS, Collected({"311:1.1-1": {A, "tests/unit/test_b.py::test_two"}})).splitlines()
     assert "| MQTT-1.1-1 | a | server | `conformance/test_a`: one<br>`unit/test_b`: two |" in lines
     assert "| MQTT-1.1-1 | b | client | *about clients alone* |" in lines
@@ -69,7 +69,7 @@ def test_both_standards_are_complete() -> None:
 
 @pytest.mark.whole_tree
 def test_the_page_agrees_with_the_tests() -> None:
-    """Nothing has drifted: ``python -m tests.conformance.document --write PAGE`` makes it true again."""
+    """If this fails, ``python -m tests.conformance.document --write PAGE`` updates the page."""
     checked = subprocess.run(
         [sys.executable, "-m", "tests.conformance.document", "--check", "docs/reference/conformance.md"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Every relative link and anchor of the documents leads somewhere, every test that is named is there, and
+"""Every relative link and anchor of the documents has a target, every test that is named exists, and
 docs/architecture.md agrees with the code.
 """
 
@@ -36,7 +36,7 @@ def documents() -> list[Path]:
 
 
 def links(text: str) -> Iterator[str]:
-    """The targets of a document, but those in code."""
+    """Return the link targets of a document, except those in code."""
     prose = CODE.sub("", FENCED.sub("", text))
     for kind in (LINK, REFERENCE, HTML):
         for found in kind.finditer(prose):
@@ -44,7 +44,7 @@ def links(text: str) -> Iterator[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
+    """Return the anchor of a heading, as GitHub makes it."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
@@ -62,7 +62,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def dead(path: Path, text: str) -> list[str]:
-    """Links of a document that lead nowhere."""
+    """Return the links of a document without a target."""
     wrong = []
     for target in links(text):
         if re.match(r"[a-z][a-z0-9+.-]*:", target):
@@ -107,7 +107,7 @@ def test_two_headings_of_one_name_have_anchors_of_their_own() -> None:
 
 
 def decisions() -> dict[str, str]:
-    """Number -> name of each page of docs/adr."""
+    """Return number -> name of each page of docs/adr."""
     return {path.name[:4]: path.name for path in (ROOT / "docs" / "adr").glob("*.md")}
 
 
@@ -133,11 +133,11 @@ def test_decisions_that_the_code_names_are_there() -> None:
     assert not wrong
 
 
-# ------------------------------------------------------------------------------------------ tests that are named
+# ------------------------------------------------------------------------------------------ named tests
 
 
 def names_of_no_test(text: str) -> list[str]:
-    """Files below tests/, with or without their folders, that are not there."""
+    """Return the named files below tests/ that do not exist, with or without their folders."""
     named: list[str] = TEST.findall(text)
     return [name for name in named if not list(ROOT.glob(name if "/" in name else f"tests/**/{name}"))]
 
@@ -148,7 +148,7 @@ def test_tests_that_a_document_names_are_there(path: Path) -> None:
 
 
 def test_tests_that_the_sources_name_are_there() -> None:
-    """But in the tests of such names."""
+    """Files of this folder are exempt."""
     files = [ROOT / name for name in ("Makefile", "setup.py", "pyproject.toml", "MANIFEST.in", ".ci/run")]
     for folder in (*ALLOWED, "tests"):
         files += [path for path in (ROOT / folder).rglob("*.p*") if path.suffix in (".py", ".pyx", ".pxd", ".pyi")]
@@ -180,7 +180,7 @@ def test_the_reader_finds_tests_that_are_gone(text: str, gone: list[str]) -> Non
 
 
 def folders() -> dict[str, str]:
-    """Folder -> what it may import, in the words of its table."""
+    """Return folder -> what it may import, in the words of the table."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("\n## Folders\n")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
@@ -188,7 +188,7 @@ def folders() -> dict[str, str]:
 
 
 def test_the_table_of_folders_is_the_one_of_the_imports() -> None:
-    """Every folder of ours is a row, and may import what `test_imports_one_way` allows."""
+    """Every folder of the product is a row, and may import what `test_imports_one_way` allows."""
     rows = folders()
     there = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert set(rows) == there == {*ALLOWED, "tests"}
@@ -205,7 +205,7 @@ def test_files_that_the_architecture_names_are_there() -> None:
 
 
 def test_modules_that_the_architecture_names_are_there() -> None:
-    """In the tree of a worker, and wherever a dotted name begins with a folder."""
+    """Checked in the tree of a worker, and in every dotted name that begins with a folder."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     names = set(re.findall(rf"\b((?:{'|'.join(ALLOWED)})(?:\.[a-z_]+)+)\b", text))
     for line in text.partition("Inside a worker:")[2].partition("\n```\n")[2].partition("```")[0].splitlines():
@@ -216,13 +216,13 @@ def test_modules_that_the_architecture_names_are_there() -> None:
     def is_there(name: str) -> bool:
         return any((ROOT / name.replace(".", "/")).with_suffix(end).exists() for end in (".py", ".pyx", ".pxd", ""))
 
-    # a function of a module: the module
+    # for a function: its module
     missing = [name for name in sorted(names) if not is_there(name) and not is_there(name.rpartition(".")[0])]
     assert not missing
 
 
 def test_where_to_change_what() -> None:
-    """Ten tasks, each with at most three files, all of which are there."""
+    """Ten tasks, each with at most three files, all of which exist."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("\n## Where to change what\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
@@ -235,7 +235,7 @@ def test_where_to_change_what() -> None:
 
 
 def test_settings_that_the_page_of_migration_names_are_there() -> None:
-    """What says the same as an option of mosquitto.conf is a setting, whole."""
+    """Each equivalent of an option of mosquitto.conf is the full key path of a setting."""
     rows = re.findall(r"^\| `.*? \| (.*?) \|", (ROOT / "docs" / "how-to" / "migrate.md").read_text(), re.MULTILINE)
     named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
     assert len(named) > 15
@@ -243,7 +243,7 @@ def test_settings_that_the_page_of_migration_names_are_there() -> None:
 
 
 def test_the_index_leads_to_every_page() -> None:
-    """docs/README.md has each page but the single decisions, which their folder has."""
+    """docs/README.md links to every page except the single decisions, which their folder lists."""
     there = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
     page = ROOT / "docs" / "README.md"
     linked = {(page.parent / target.partition("#")[0]).resolve() for target in links(page.read_text())}

@@ -1,4 +1,4 @@
-"""Tests that run at the same time: what stays together, what is run by which command."""
+"""Tests that run at the same time: which ones stay together, and which command runs them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def marks_of(command: list[str]) -> str:
 
 @pytest.mark.parametrize(("is_long", "is_alone", "is_soak"), list(itertools.product([False, True], repeat=3)))
 def test_every_test_is_run_by_one_call_of_pytest(is_long: bool, is_alone: bool, is_soak: bool) -> None:
-    """`make soak` runs what is marked so, and nothing else does."""
+    """`make soak` runs the tests that are marked for it, and no other command does."""
     marks = {"long": is_long, "alone": is_alone, "soak": is_soak}
     calls = [call for which in (False, True) for call in commands(which, 3, [])]
     chosen = [call for call in calls if eval(marks_of(call), {}, dict(marks))]
@@ -63,5 +63,5 @@ def test_every_test_is_run_by_one_call_of_pytest(is_long: bool, is_alone: bool, 
     [([0, 0], 0), ([0, 5], 0), ([5, 0], 0), ([5, 5], 5), ([1, 0], 1), ([5, 2], 2), ([-9, 1], -9)],
 )
 def test_a_failure_of_either_call_is_one(statuses: list[int], status: int) -> None:
-    """5: no tests were chosen."""
+    """Status 5: no tests were selected."""
     assert status_of(statuses) == status

@@ -1,9 +1,9 @@
-"""Imports go one way: pyx at the bottom, the libraries above it, broker and loadtest on top; and inside of each folder
-there is no circle of packages, nor one of files. The table of folders in docs/architecture.md says the same
+"""Imports go one way: pyx at the bottom, the libraries above it, broker and loadtest on top; and in no folder do
+packages or files import in a circle. The table of folders in docs/architecture.md agrees
 (`tests.unit.project.test_documents`).
 
 This reads the imports of .py files with ``ast`` and the imports and cimports of .pyx and .pxd files line by line: tools
-that know only Python would not see half of them.
+that know only Python would miss half of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.broker_process import ROOT
 pytestmark = pytest.mark.whole_tree
 
 
-#: packages of the store that are pure Python: analysts have no compiler
+#: packages of the store that are pure Python, for users without a compiler
 PURE = ["format", "snapshots"]
 
-#: folder -> what it may import of ours, besides itself. A dotted name allows that module alone.
+#: folder -> which of our folders it may import, besides itself. A dotted name allows that module alone.
 ALLOWED: dict[str, set[str]] = {
     "pyx": set(),
     "leveldb_store": {"pyx"},
@@ -38,7 +38,7 @@ IMPORT = re.compile(r"^\s*(?:from\s+(?P<source>[\w.]+)\s+c?import\s+(?P<names>.+
 
 
 def of_python(text: str, package: str) -> Iterator[str]:
-    """Full names a .py file imports; of ``from a import b`` both a and a.b, for b may be a module."""
+    """Return the full names a .py file imports; of ``from a import b`` both a and a.b, since b may be a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -49,7 +49,7 @@ def of_python(text: str, package: str) -> Iterator[str]:
 
 
 def of_cython(text: str, package: str) -> Iterator[str]:
-    """The same for .pyx and .pxd, cimports included. Continuation lines are joined first."""
+    """Return the same for .pyx and .pxd, cimports included. Continuation lines are joined first."""
     joined = re.sub(r"\\\n", " ", text)
     joined = re.sub(r"\(([^()]*)\)", lambda inside: inside[0].replace("\n", " "), joined)
     for line in joined.splitlines():
@@ -68,7 +68,7 @@ def of_cython(text: str, package: str) -> Iterator[str]:
 
 
 def allowed(importer: str, name: str) -> bool:
-    """Whether the folder ``importer`` may import ``name``."""
+    """Return whether the folder ``importer`` may import ``name``."""
     top = name.split(".")[0]
     if top not in ALLOWED or top == importer:
         return top != "tests"
@@ -76,7 +76,7 @@ def allowed(importer: str, name: str) -> bool:
 
 
 def wrong_arrows(path: Path) -> list[str]:
-    """Imports of a file that are not allowed."""
+    """Return the imports of a file that are not allowed."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
     read = of_python if path.suffix == ".py" else of_cython
     return sorted({name for name in read(path.read_text(), package) if not allowed(package.split(".")[0], name)})
@@ -95,14 +95,14 @@ def test_imports_one_way() -> None:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a source file; a package is its ``__init__``."""
+    """Return the dotted name of a source file; a package is its ``__init__``."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def arrows(folder: str) -> set[tuple[str, str]]:
-    """(importer, imported) for the files of a folder. An import for types alone counts as well; that of its own package
-    does not.
+    """Return (importer, imported) for the files of a folder. Imports for types alone count; those of the own package do
+    not.
     """
     files = [path for suffix in ("py", "pyx", "pxd") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
     modules = {module_of(path) for path in files}
@@ -118,7 +118,7 @@ def arrows(folder: str) -> set[tuple[str, str]]:
 
 
 def circle(edges: set[tuple[str, str]]) -> list[str]:
-    """One that these arrows make, or nothing."""
+    """Return a circle in these arrows, or nothing."""
     after: dict[str, set[str]] = {}
     for begin, end in edges:
         after.setdefault(begin, set()).add(end)
@@ -139,7 +139,7 @@ def circle(edges: set[tuple[str, str]]) -> list[str]:
 
 
 def package(module: str) -> str:
-    """The package below the folder that a module lies in; a module that lies in none is one."""
+    """Return the package below the folder that contains a module; a module outside of packages is one itself."""
     return ".".join(module.split(".")[:2])
 
 
@@ -182,7 +182,7 @@ def test_a_circle_is_found() -> None:
     ],
 )
 def test_the_reader_sees_every_kind_of_import(importer: str, suffix: str, line: str, names: list[str]) -> None:
-    """The check itself finds what it is meant to find."""
+    """The check finds each kind that it is meant to find."""
     read = of_python if suffix == "py" else of_cython
     found = [name for name in read(line, importer) if not allowed(importer, name)]
     assert found[:1] == names

@@ -1,4 +1,4 @@
-"""docs/reference/log-events.md and command-line.md say what the sources say, and nothing is left out."""
+"""docs/reference/log-events.md and command-line.md agree with the sources, and are complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.whole_tree
 
 
 def collected(source: str, file: str = "broker/a.py") -> dict[str, Event]:
-    """The events of one file."""
+    """Return the events of one file."""
     return Sources({file: ast.parse(source)}).events()
 
 

@@ -1,4 +1,4 @@
-"""Style that can be counted: names, sizes, leftovers, orphans. Long functions are listed and may only get shorter."""
+"""Style rules that can be counted: names, sizes, leftovers, orphans. Long functions are listed and may only shrink."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS_MAX = 60
 FUNCTION_LINES_MAX = 70
 LONG_FUNCTIONS = Path(__file__).with_name("long_functions.txt")
 
-#: Cython that is two files and not cut yet -> why
+#: Cython that should be two files and is not split yet -> reason
 LONG_FILES = {
     "pyx/io/dispatch.pyx": "what is done for each packet calls each other, and a call to another module costs",
     "pyx/delivery/windows.pyx": "windows as records, and what waits until these are durable",
@@ -30,21 +30,21 @@ LONG_FILES = {
     "pyx/loadgen/client.pyx": "its messages and tallies in another module cost 15 instructions for each message",
 }
 
-#: modules that are started by a name that stands nowhere
+#: modules that are started by a name that no file contains
 STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", "loadtest.locustfile"}
 
-#: lists of compiled code that are searched, or lose their first item, all the same -> how many items they have
+#: lists of compiled code that are exempt: they are searched, or lose their first item -> number of items
 SEARCHED = {
     "pyx/delivery/peers.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
     "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
 }
 
-#: the one place that may sleep, see there
+#: the only file that may sleep, see there
 WAITING = ROOT / "tests" / "waiting.py"
 
 
 def sources(*suffixes: str) -> Iterator[Path]:
-    """Our source files."""
+    """Return the source files of the project."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in suffixes and "__pycache__" not in path.parts:
@@ -52,7 +52,7 @@ def sources(*suffixes: str) -> Iterator[Path]:
 
 
 def name_of(path: Path) -> str:
-    """Path below the root, for messages."""
+    """Return the path below the root, for messages."""
     return str(path.relative_to(ROOT))
 
 
@@ -62,12 +62,12 @@ def module_of(path: Path) -> str:
 
 
 def test_file_names_say_what_is_inside() -> None:
-    """No utils, helpers, manager, common, misc."""
+    """No file is named utils, helpers, manager, common or misc."""
     assert not [name_of(path) for path in sources(".py", ".pyx", ".pxd") if path.stem in BANNED_NAMES]
 
 
 def test_no_leftovers() -> None:
-    """What is unfinished is an issue, not a mark in the source."""
+    """Unfinished work is an issue, not a mark in the source."""
     mark = re.compile(r"\b(" + "|".join(["FIX" + "ME", "X" + "XX", "TO" + "DO"]) + r")\b")
     found = [
         f"{name_of(path)}:{number}: {line.strip()}"
@@ -79,7 +79,7 @@ def test_no_leftovers() -> None:
 
 
 def test_files_are_short_enough_to_find_things_in() -> None:
-    """Beyond 500 lines a file of the product is two files."""
+    """A product file of more than 500 lines should be two files."""
     too_long = {}
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in sources(".py", ".pyx", ".pxd")}
     for name, length in lengths.items():
@@ -91,14 +91,14 @@ def test_files_are_short_enough_to_find_things_in() -> None:
 
 
 def methods_of_python(text: str) -> Iterator[tuple[str, int]]:
-    """(name, number of methods) of every class of a .py file; properties and what is overloaded count each time."""
+    """Return (name, number of methods) of every class of a .py file; properties and overloads count each time."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef):
             yield node.name, sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
 
 
 def test_classes_are_small_enough_to_be_known() -> None:
-    """Beyond 60 methods a class is two classes."""
+    """A class of more than 60 methods should be two classes."""
     found = {
         f"{name_of(path)}:{name}": methods
         for path in sources(".py")
@@ -109,7 +109,7 @@ def test_classes_are_small_enough_to_be_known() -> None:
 
 
 def functions_of_python(text: str) -> Iterator[tuple[str, int]]:
-    """(name with its class, number of lines) of every function of a .py file."""
+    """Return (name with its class, number of lines) of every function of a .py file."""
 
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
         for child in ast.iter_child_nodes(node):
@@ -125,7 +125,7 @@ def functions_of_python(text: str) -> Iterator[tuple[str, int]]:
 
 
 def functions_of_cython(text: str) -> Iterator[tuple[str, int]]:
-    """The same for a .pyx: a function ends before the next line that is not indented more than its def."""
+    """Return the same for a .pyx: a function ends before the next line that is not indented more than its def."""
     head = re.compile(r"^( *)(?:(?:cdef|cpdef)\s+(?!class|struct|enum|extern|packed)[^=]*?(\w+)\(|def\s+(\w+)\()")
     block = re.compile(r"^( *)(?:cdef\s+)?class\s+(\w+)")
     lines = text.splitlines()
@@ -152,7 +152,7 @@ def functions_of_cython(text: str) -> Iterator[tuple[str, int]]:
 
 
 def long_functions() -> dict[str, int]:
-    """Functions of more than 70 lines, as file:name -> lines."""
+    """Return the functions of more than 70 lines, as file:name -> lines."""
     found = {}
     for path in sources(".py", ".pyx", ".pxd"):
         functions = functions_of_python if path.suffix == ".py" else functions_of_cython
@@ -163,7 +163,7 @@ def long_functions() -> dict[str, int]:
 
 
 def test_long_functions_only_get_shorter() -> None:
-    """A function over 70 lines is in long_functions.txt with its length: it may not grow, and leaves when short."""
+    """A function over 70 lines is in long_functions.txt with its length: it may not grow, and is removed when short."""
     listed = dict(line.rsplit(" ", 1) for line in LONG_FUNCTIONS.read_text().splitlines() if line and line[0] != "#")
     found = long_functions()
     grown = {name: lines for name, lines in found.items() if lines > int(listed.get(name, "0"))}
@@ -173,7 +173,7 @@ def test_long_functions_only_get_shorter() -> None:
 
 
 def test_no_orphans() -> None:
-    """Every module is imported by another one, by a test, or started by its name somewhere."""
+    """Every module is imported by another one or by a test, or started by its name somewhere."""
     texts = {path: path.read_text() for path in [*sources(".py", ".pyx", ".pxd"), ROOT / "Makefile"]}
     imported: set[str] = set()
     for path in sources(".py", ".pyx", ".pxd"):
@@ -206,7 +206,7 @@ def test_every_compiled_module_that_python_imports_has_its_types() -> None:
 
 
 def test_no_function_of_cython_swallows_an_exception() -> None:
-    """What is declared noexcept calls nothing that raises: Cython would print the exception, and go on."""
+    """A noexcept function calls nothing that raises: Cython would print the exception and continue."""
     generated = sorted(ROOT.glob("build/cython-release/pyx/**/*.c"))
     assert generated
     found = re.findall(r'__Pyx_WriteUnraisable\("([\w.]+)"', "".join(path.read_text() for path in generated))
@@ -214,13 +214,13 @@ def test_no_function_of_cython_swallows_an_exception() -> None:
 
 
 def without_texts(text: str) -> str:
-    """Of Cython: docstrings as empty lines, and no comments."""
+    """Return Cython source with docstrings replaced by empty lines, and without comments."""
     text = re.sub(r'""".*?"""', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
     return re.sub(r"#.*", "", text)
 
 
 def declared(kinds: str, text: str) -> set[str]:
-    """The names of attributes, variables and arguments of these types."""
+    """Return the names of attributes, variables and arguments of these types."""
     found = set(re.findall(rf"\b(?:{kinds}) (\w+)(?: not None)?(?= ?[,)=])", text))
     for names in re.findall(rf"\bcdef (?:public |readonly )?(?:{kinds}) ([\w\s,=\[\]]+?) *$", text, re.MULTILINE):
         found |= set(re.findall(r"(\w+)(?:\s*=[^,]*)?(?:,|$)", names))
@@ -228,7 +228,7 @@ def declared(kinds: str, text: str) -> set[str]:
 
 
 def searches_of_lists(root: Path) -> Iterator[str]:
-    """Lines (`file: line`) that look for an item in a list, or take the first one out of it."""
+    """Return the lines (`file: line`) that search a list for an item, or remove its first one."""
     texts = {path: without_texts(path.read_text()) for kind in ("pxd", "pyx") for path in root.rglob(f"*.{kind}")}
     attributes = {name for path, text in texts.items() if path.suffix == ".pxd" for name in declared("list", text)}
     loop = re.compile(r"\bfor [\w\s,.()<>*]+? in\b")
@@ -245,14 +245,14 @@ def searches_of_lists(root: Path) -> Iterator[str]:
 
 
 def test_no_list_is_searched_where_it_may_be_long() -> None:
-    """One of connections or sessions is as long as clients make it: whoever is in it has a flag that says so."""
+    """Clients determine the length of a list of connections or sessions: membership is a flag of the item instead."""
     found = set(searches_of_lists(ROOT / "pyx"))
     assert found - SEARCHED.keys() == set(), "a flag of the item, or a dict; or say in SEARCHED how few they are"
     assert SEARCHED.keys() - found == set()
 
 
 def test_searches_of_lists_are_found(tmp_path: Path) -> None:
-    """In attributes, arguments and variables, and none where there is none."""
+    """Searches are found in attributes, arguments and variables; code without searches has no findings."""
     fine = ["for conn in self.carried:", "if conn in self.named:", "if conn in self.carried[0]:", "carried.pop()"]
     searches = [
         "if conn.carried and conn not in self.carried:", "self.router.carried.remove(conn)", "del self.carried[0]",
@@ -266,7 +266,7 @@ def test_searches_of_lists_are_found(tmp_path: Path) -> None:
 
 
 def test_what_leveldb_reads_is_verified() -> None:
-    """A block that was read once without its checksum stays in the cache, and is taken for whole by all who follow."""
+    """A block read once without its checksum stays in the cache, and all later readers take it for undamaged."""
     found = []
     for folder in ("leveldb_store", "broker", "spark_etl"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -277,12 +277,12 @@ def test_what_leveldb_reads_is_verified() -> None:
                 reads = node.func.attr in ("iterator", "raw_iterator") or (node.func.attr == "get" and of == "db")
                 if reads and "verify_checksums" not in {keyword.arg for keyword in node.keywords}:
                     found.append(f"{name_of(path)}:{node.lineno}")
-    # the facts of a snapshot, of a database of its own that is read through once: `mqttd store verify` does that
+    # the facts of a snapshot's own database, which is read through once: `mqttd store verify` verifies it
     assert [place.partition(":")[0] for place in found] == ["leveldb_store/snapshots/snapshot.py"], found
 
 
 def test_unit_tests_lie_where_the_product_has_its_folders() -> None:
-    """What pyx/delivery promises is shown in tests/unit/pyx/delivery, what no folder does in tests/unit/project."""
+    """Properties of pyx/delivery are tested in tests/unit/pyx/delivery, those of no folder in tests/unit/project."""
     unit = ROOT / "tests" / "unit"
     folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")} - {Path("project")}
     wrong = {folder for folder in folders if folder == Path() or not (ROOT / folder / "__init__.py").exists()}
@@ -290,7 +290,7 @@ def test_unit_tests_lie_where_the_product_has_its_folders() -> None:
 
 
 def test_tests_wait_in_one_place() -> None:
-    """time.sleep makes tests slow and lets them fail now and then: only tests/waiting.py may."""
+    """time.sleep makes tests slow and flaky: only tests/waiting.py may use it."""
     call = "time." + "sleep("
     found = [name_of(path) for path in (ROOT / "tests").rglob("*.py") if path != WAITING and call in path.read_text()]
     assert not found

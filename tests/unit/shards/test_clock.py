@@ -1,4 +1,4 @@
-"""Numbers rise over all workers of a host, and the broker's time goes on, whatever the wall clock does."""
+"""Numbers rise over all workers of a host, and the broker's time advances, whatever the wall clock does."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_numbers_follow_the_wall_clock_forward_and_never_back() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["number", "tick", "feed", "back", "on"]))))
 def test_what_follows_what_was_seen_outside_is_newer(steps: list[tuple[int, str]]) -> None:
-    """Whatever order three workers number, end a tick and read in, with clocks that are set: a number that is given
-    after a read is above all that were given before the ticks that ended before that read.
+    """Three workers number messages, end ticks and read in any order, and their clocks are set: a number given after a
+    read is above all numbers given before the ticks that ended before that read.
     """
     host = Host(3)
     readers = [host.connect(client_at(worker, 3)) for worker in range(3)]
@@ -67,7 +67,7 @@ def test_a_cell_is_eight_bytes() -> None:
 
 
 def test_a_store_has_numbers_that_new_ones_lie_above() -> None:
-    """All workers were killed, and the clock was put back: what was retained is older than what comes now."""
+    """All workers were killed, and the clock was put back: retained messages are older than new ones."""
     stores = [KeptStore(), KeptStore()]
     host = Host(2, stores=stores)
     publishers = [host.connect(client_at(worker, 2)) for worker in range(2)]
@@ -89,7 +89,7 @@ def test_a_store_has_numbers_that_new_ones_lie_above() -> None:
 
 
 class Times:
-    """A wall clock and a monotonic one; `sleep` is what both do, the rest happens to the wall clock."""
+    """A wall clock and a monotonic one; `sleep` advances both, everything else happens to the wall clock."""
 
     def __init__(self) -> None:
         self.wall = 1_800_000_000.0
@@ -101,7 +101,7 @@ class Times:
         self.monotonic += seconds
 
     def clock(self, directory: Path | None) -> HostClock:
-        """That of a broker that starts now."""
+        """Return the clock of a broker that starts now."""
         return HostClock(
             None if directory is None else str(directory),
             lambda level, event, **fields: self.said.append({"level": level, "event": event, **fields}),
@@ -110,7 +110,7 @@ class Times:
         )
 
     def broker_time(self, clock: HostClock) -> float:
-        """Seconds."""
+        """Return the broker's time in seconds."""
         return self.monotonic + clock.ahead_ms / 1000
 
 
@@ -129,7 +129,7 @@ def test_it_is_unix_time_as_long_as_nobody_sets_the_clock(tmp_path: Path) -> Non
 @pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 50 * 365 * DAY])
 def test_a_step_ends_nothing_and_prolongs_nothing(tmp_path: Path, step: float, orderly: bool) -> None:
-    """Over a step and two restarts it has gone on by what has really passed."""
+    """Over a step and two restarts it advances by the time that really passed."""
     times = Times()
     clock = times.clock(tmp_path)
     begun = times.broker_time(clock)
@@ -160,7 +160,7 @@ def test_small_steps_are_one_when_they_are_a_second(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_was_put_back_while_nothing_ran_is_no_time(tmp_path: Path) -> None:
-    """A board without a battery begins in 1970 at each start, and is told the time a little later."""
+    """A board without a battery begins in 1970 at each start, and gets the time a little later."""
     times = Times()
     clock = times.clock(tmp_path)
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_a_disk_that_takes_nothing_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_workers_that_are_forked_later_have_the_same_time(tmp_path: Path) -> None:
-    """What they are given does not depend on what the wall clock says by then."""
+    """The values passed to them do not depend on the wall clock at their fork."""
     times = Times()
     clock = times.clock(tmp_path)
     seen = []

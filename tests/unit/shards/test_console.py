@@ -1,4 +1,4 @@
-"""The control socket of the supervisor: questions go to workers, answers come back or their absence is said."""
+"""The control socket of the supervisor: requests are passed to workers, and answers or their absence are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
 
 @pytest.fixture
 def asked(console: Console) -> list[tuple[int, Message]]:
-    """What the workers were asked; worker 9 does not run."""
+    """Return the requests that workers got; worker 9 does not run."""
     seen: list[tuple[int, Message]] = []
 
     def ask(worker: int, message: Message) -> bool:
@@ -51,7 +51,7 @@ def connected(console: Console) -> socket.socket:
 
 
 def turn(console: Console) -> None:
-    """What is readable is read; a supervisor looks for what is due afterwards."""
+    """Read every readable socket, then expire requests, as a supervisor does."""
     while ready := select.select(console.sockets(), [], [], 0)[0]:
         for each in ready:
             console.readable(each.fileno())
@@ -59,7 +59,7 @@ def turn(console: Console) -> None:
 
 
 def expire(questions: Questions, ahead: float = 0.0) -> None:
-    """What is due in `ahead` seconds, and what that asks in turn."""
+    """Expire the requests due within `ahead` seconds, and those that follow from them."""
     now = time.monotonic() + ahead
     while questions.due() <= now:
         questions.expire(now)
@@ -128,7 +128,7 @@ def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: lis
 
 @pytest.mark.usefixtures("asked")
 def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Console) -> None:
-    """One after the other, not one within the other."""
+    """Requests are answered one after the other, not recursively."""
     answered: list[Message] = []
 
     def again(said: Message) -> None:
@@ -146,7 +146,7 @@ def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Conso
 def test_a_worker_that_pauses_has_a_bounded_number_of_questions(
     console: Console, asked: list[tuple[int, Message]], waits: bool
 ) -> None:
-    """Also when nobody waits for the answers any more: they lie in its socket all the same."""
+    """The bound holds also when nobody waits for the answers any more: the requests are still in its socket."""
     questions, said = console.questions, list[Message]()
     for _ in range(QUESTIONS_MAX + 3):
         number = questions.ask(1, {}, said.append)
@@ -173,14 +173,14 @@ def test_a_worker_that_pauses_has_a_bounded_number_of_questions(
 
 
 def say(console: Console, client: socket.socket, said: bytes) -> None:
-    """All of it, as fast as it is taken."""
+    """Send all of it, as fast as it is taken."""
     for at in range(0, len(said), PIECE_BYTES):
         client.sendall(said[at : at + PIECE_BYTES])
         turn(console)
 
 
 def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[int, Message]]) -> None:
-    """Each of its characters takes six in JSON."""
+    """Each character of the client id takes six in JSON."""
     ask = {"session": "\x01" * 65_535}
     with connected(console) as client:
         say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")
@@ -231,6 +231,6 @@ def test_broker_json_says_where_it_is(tmp_path: Path) -> None:
     written = Written(str(tmp_path), "/run/console", 3)
     assert Written.read(str(tmp_path)) == {"pid": os.getpid(), "control": "/run/console", "workers": 3}
     assert stat.S_IMODE((tmp_path / "broker.json").stat().st_mode) == 0o600
-    Written(str(tmp_path), "/run/other", 1).remove()  # in the place of one that was killed
+    Written(str(tmp_path), "/run/other", 1).remove()  # replaces one that was killed
     assert not (tmp_path / "broker.json").exists()
     written.remove()

@@ -1,4 +1,4 @@
-"""How many cores may be used: affinity and the quotas of both versions of control groups, from recorded files."""
+"""The number of usable cores: affinity and the quotas of both versions of control groups, from recorded files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ V1_DOCKER = "34 32 0:29 /docker/4f1e /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgro
             None,
         ),
         (
-            V1 + V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),  # both at once
+            V1 + V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),  # both versions at once
             "4:cpu,cpuacct:/x\n1:name=systemd:/x\n0::/x\n",
             {
                 "/sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "250000",

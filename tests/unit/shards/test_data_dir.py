@@ -1,4 +1,4 @@
-"""The data directory: made, locked, settled for a number of workers."""
+"""The data directory: created, locked, prepared for a number of workers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_one_that_was_killed_before_it_was_settled_is_settled(tmp_path: Path) ->
 
 
 def fill(change: Change) -> None:
-    """Stands for the making of new stores."""
+    """A stand-in for making new stores."""
     for path in change.new:
         (path / "made of").write_text(" ".join(str(old / "file") for old in change.old))
 
@@ -151,7 +151,7 @@ def test_new_stores_are_made_beside_the_old_ones_and_replace_them(tmp_path: Path
         assert names(tmp_path) == {f"worker-{worker}.{generation}" for worker in range(workers)}
         assert Path(store_path(str(tmp_path), 0), "made of").exists()
     assert len(epochs) == 3
-    DataDir(str(tmp_path), 1).close()  # as it is from now on
+    DataDir(str(tmp_path), 1).close()  # reopened with the new number of workers
 
 
 @pytest.mark.parametrize("then", [1, 2, 3])
@@ -195,7 +195,7 @@ def test_when_it_cannot_be_done_nothing_has_happened(tmp_path: Path) -> None:
 
 
 def test_new_stores_that_would_have_no_room_are_not_made(tmp_path: Path) -> None:
-    """More reserve than any disk has."""
+    """The disk reserve exceeds any disk."""
     DataDir(str(tmp_path), 2).close()
     with pytest.raises(Refused, match=r"the disk would have \d+ MB of room left, but the new stores need \d+ MB"):
         DataDir(str(tmp_path), 3, Repartitioning(KeptLog(), LevelDB(reserve_bytes=1 << 60)))
@@ -224,7 +224,7 @@ def test_a_disk_that_cannot_take_store_json_leaves_the_old_stores(
     DataDir(str(tmp_path), 2).close()
 
 
-# ------------------------------------------------------------------------------------- work in a process of its own
+# --------------------------------------------------------------------------------------- work in a separate process
 
 
 def test_what_it_cannot_do_is_said() -> None:

@@ -1,4 +1,4 @@
-"""Passing connections: bytes, deadlines and descriptors arrive, and none is left open when something goes wrong."""
+"""Passing connections: bytes, deadlines and descriptors arrive, and none stays open after an error."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def open_descriptors() -> set[str]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """(send end, receive end) of a home's socket, which leak nothing else."""
+    """(send end, receive end) of a home's socket, which leak no other descriptor."""
     send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send.setblocking(False)
     receive.setblocking(False)
     before = open_descriptors()
     yield send, receive
-    assert not open_descriptors() - before  # what earlier tests have left may be collected meanwhile
+    assert not open_descriptors() - before  # leftovers of earlier tests may be collected meanwhile
     send.close()
     receive.close()
 
 
 @pytest.fixture
 def connection(pair: Pair) -> Iterator[Pair]:  # noqa: ARG001 (opened after it, closed before its count)
-    """(the broker's end, the client's end)."""
+    """Return (the broker's end, the client's end)."""
     ours, theirs = socket.socketpair()
     yield ours, theirs
     ours.close()
@@ -116,7 +116,7 @@ def test_a_full_socket_is_said_and_nothing_is_lost(pair: Pair, connection: Pair)
 
 
 def test_small_hand_offs_wait_by_the_hundred(pair: Pair, connection: Pair) -> None:
-    """What the socket of a restarting worker holds with the default buffer."""
+    """The socket of a restarting worker holds that many with the default buffer."""
     sent = 0
     while handoff.send(pair[0], connection[0].fileno(), bytes(60), 1.0, ("127.0.0.1", 1)):
         sent += 1
@@ -145,7 +145,7 @@ def test_no_free_descriptor_loses_that_connection_only(pair: Pair, connection: P
 
 
 def test_only_half_of_the_descriptors_is_lost_too(pair: Pair, connection: Pair) -> None:
-    """Room for the connection but not for the memfd."""
+    """There is room for the connection but not for the memfd."""
     assert handoff.send(pair[0], connection[0].fileno(), bytes(100_000), 1.0, ("h", 1))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)

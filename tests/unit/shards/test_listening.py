@@ -1,4 +1,4 @@
-"""Listening sockets: one port for every address and worker, in use is noticed, refusals are one line."""
+"""Listening sockets: one port for every address and worker, ports in use are detected, refusals are one line."""
 
 from __future__ import annotations
 

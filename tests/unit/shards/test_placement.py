@@ -1,4 +1,4 @@
-"""Homes and owners: the same everywhere and for ever, evenly spread, and moved as little as can be."""
+"""Homes and owners: the same everywhere and for ever, evenly spread, and moved as little as possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyx.core.placement import owner
 from shards.placement import home
 
-# What runs have computed since the first release. A change here moves every session that is on a disk.
+# The results since the first release. A change here moves every session that is on a disk.
 HOMES = {"": [0, 1, 2, 2, 2], "client-1": [0, 0, 3, 3, 3], "sensor/é/☃": [0, 0, 0, 6, 6], "a" * 65535: [0, 1, 1, 1, 1]}
 OWNERS = {b"": [0, 0, 0, 5, 5], b"client-1": [0, 1, 2, 5, 5], b"site/7/temperature": [0, 0, 0, 6, 15]}
 COUNTS = (1, 2, 4, 8, 16)

@@ -16,7 +16,7 @@ from shards.runtime_dir import RuntimeDir, RuntimeDirError
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short temporary directory that private directories are made in."""
+    """Return a short temporary directory for private directories."""
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as directory:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         yield Path(directory)

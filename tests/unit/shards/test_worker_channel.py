@@ -1,4 +1,4 @@
-"""The words between a worker and the supervisor."""
+"""The messages between a worker and the supervisor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shards.worker_channel import INLINE_BYTES_MAX, messages, send_message
 
 
 def test_last_words_are_heard_although_the_other_side_ended_with_something_unread() -> None:
-    """The kernel then says ECONNRESET before it gives what was sent."""
+    """The kernel then reports ECONNRESET before it returns the data that was sent."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     ours.send(b'{"event": "sibling_up"}')
@@ -35,7 +35,7 @@ def test_nothing_said_is_no_message_and_nonsense_is_survived() -> None:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a control socket, as the supervisor makes it."""
+    """Return both ends of a control socket, as the supervisor makes it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     theirs.setblocking(False)
@@ -54,7 +54,7 @@ AROUND = len(json.dumps({"event": "reload", "settings": ""}))
     ],
 )  # fmt: skip
 def test_a_message_of_any_length_arrives(pair: tuple[socket.socket, socket.socket], size: int) -> None:
-    """Also those that no packet of a socket can hold, in their order among others; no descriptor is left behind."""
+    """A message may exceed a packet of the socket; messages stay in order, and no descriptor leaks."""
     ours, theirs = pair
     message = {"event": "reload", "settings": "x" * (size - AROUND)}
     before = len(os.listdir("/proc/self/fd"))

@@ -1,4 +1,4 @@
-"""Workers around links, over simulated transports: what test_links.py plays with."""
+"""Workers around links, over simulated transports, for test_links.py."""
 
 import random
 from collections import defaultdict, deque
@@ -21,7 +21,7 @@ LIMITS = LinkLimits(
 
 
 class Lasting(HandoffLog):
-    """As a store has it: what is in it can be read back when it is stored, which is a moment later."""
+    """A log in a store: entries can be read back once they are stored, which is a moment later."""
 
     lasts = True
 
@@ -48,7 +48,7 @@ class Lasting(HandoffLog):
         self._waiting.append(callback)
 
     def store(self) -> None:
-        """The store has everything."""
+        """Store everything that waits."""
         waiting, self._waiting = self._waiting, []
         self._appended.clear()
         for callback in waiting:
@@ -88,7 +88,7 @@ class Network:
 
 
 class Worker:
-    """A node around its links: commits what it gets a little later, remembers everything."""
+    """A node around its links: commits what it gets a little later, and records everything."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Worker:
         self.volatile: dict[int, list[int]] = defaultdict(list)
         self.commits: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
         self.commit_delay = 0.0
-        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives when a test says so
+        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives if a test wants it
         self.acked: dict[int, int] = defaultdict(lambda: -1)
         self.refusals: list[tuple[int, int, int, int]] = []
         self.known: dict[int, int] = {}
@@ -163,7 +163,7 @@ class Worker:
         self.acked[peer] = ticket
 
     def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
-        # one that lies in a hand-off log is acked before the peer has seen it
+        # a batch in a hand-off log is acked before the peer has received it
         assert self.has_handoffs or batch.ticket > self.acked[peer]
         assert [position for position, _ in refusals] == sorted({position for position, _ in refusals})
         self.refusals += [(peer, batch.ticket, position, reason) for position, reason in refusals]
@@ -227,7 +227,7 @@ class Worker:
                 link.commit(sequence, self.refuse(sequence))
         self.publisher.seal()
         for link in self.links.values():
-            link.writable(now)  # as if the descriptor was readable: a flush that asks the transport again
+            link.writable(now)  # as if the descriptor were readable: a flush that tries the transport again
 
 
 def _flags(part: memoryview | None) -> list[int]:
@@ -271,7 +271,7 @@ class World:
     def submit(
         self, source: int, target: int, entries: int = 3, volatile: int = 0, size: int = 20, hold: bool = False
     ) -> int:
-        """-> the ticket."""
+        """Submit entries; return the ticket."""
         numbers = list(range(self.number, self.number + entries + volatile))
         self.number += len(numbers)
         ticket = self.tickets[source, target]
@@ -287,7 +287,7 @@ class World:
         return ticket
 
     def kill(self, index: int) -> Worker:
-        """SIGKILL: what lies in its sockets is gone. The supervisor has not told anybody yet."""
+        """SIGKILL: the content of its sockets is lost. The supervisor has not notified anybody yet."""
         dead = self.workers[index]
         dead.stopped = True
         for (source, target), channel in self.network.channels.items():
@@ -308,7 +308,7 @@ class World:
 
 
 def is_full(link: Link) -> bool:
-    """Not narrowed by a type checker that believes in constancy."""
+    """A call, which a type checker does not narrow to a constant."""
     return link.full
 
 

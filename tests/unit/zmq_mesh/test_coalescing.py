@@ -1,4 +1,4 @@
-"""When batches leave: at once after a quiet time, else together when the time is over."""
+"""When batches leave: at once after a quiet time, otherwise together when the time is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mesh's bytes: golden entries and messages, round trips, and every cut and wrong byte ends in EnvelopeError."""
+"""The mesh's bytes: golden entries and messages, round trips, and an EnvelopeError for every cut and wrong byte."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Interest: numbered deltas and snapshots, held against a plain dictionary; whoever follows has the same table."""
+"""Interest: numbered deltas and snapshots against a plain dictionary; every follower has the same table."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from zmq_mesh.interest import CHANGES_MAX, PARTS_AT_ONCE, Change, Publisher, Tol
 
 
 class Follower:
-    """A peer: applies what it is told."""
+    """A peer that applies what it receives."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -51,7 +51,7 @@ def test_golden_change_of_a_group_and_of_a_member() -> None:
 
 
 def test_members_of_a_group_are_entries_of_their_own() -> None:
-    """A snapshot and the deltas say the same of each; one that left is in neither."""
+    """A snapshot and the deltas agree on each of them; a member that left is in neither."""
     publisher = Publisher()
     early, late = Follower(), Follower()
     early.follow(publisher)
@@ -121,7 +121,7 @@ def test_who_missed_too_much_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_history_of_small_deltas_is_bounded_with_all_that_they_take() -> None:
-    """A client that comes and goes makes two deltas of some 15 bytes: what Python adds to them counts too."""
+    """A client that connects and leaves makes two deltas of some 15 bytes: Python's overhead for them counts too."""
     publisher = Publisher()
     tracemalloc.start()
     try:
@@ -147,11 +147,11 @@ def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told.parts) > 5
     assert max(map(len, told.parts)) <= 100
     assert sum(len(list(decode_changes(part))) for part in told.parts) == 50
-    assert publisher.since(0)[0] is told  # made once for all who ask
+    assert publisher.since(0)[0] is told  # made once for all followers
 
 
 def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is of the number at which it was begun; all deltas since are kept, however many, for those who wait for it."""
+    """The snapshot has the number at which it was begun; all later deltas, however many, are kept for followers."""
     monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 10 * interest.TOLD_BYTES)
     rest: list[Iterator[None]] = []
     publisher = Publisher(in_pieces=rest.append)
@@ -171,7 +171,7 @@ def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch:
         told = [[step.snapshot for step in follower.follow(publisher)] for follower in early]
         assert told == [[[True] + [False] * 40] * 2, [[]] * 2][piece == 0]
     late = Follower()
-    assert late.follow(publisher) == []  # nobody keeps the first one for it
+    assert late.follow(publisher) == []  # the first snapshot is not kept for it
     for _ in rest[1]:
         late.follow(publisher)
     assert len(rest) == 2
@@ -180,7 +180,7 @@ def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch:
 
 
 def test_source_is_asked_for_snapshots() -> None:
-    """A snapshot of a source is its state now, so what was not sealed yet is part of its number."""
+    """A snapshot of a source is its current state, so its number includes unsealed changes."""
     table = [Change(b"a", None, 1, False)]
     publisher = Publisher(source=lambda: table)
     number = publisher.change(b"b")

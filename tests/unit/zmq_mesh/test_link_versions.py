@@ -1,4 +1,4 @@
-"""Two releases speak with each other, in the newest version that both know: a rolling restart mixes them."""
+"""Two releases communicate in the newest version that both know: a rolling restart mixes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEXT = VERSION + 1
 
 
 class Former(Link):
-    """A link of the release before greetings said versions: it says 0, and looks at nothing there."""
+    """A link of the release before greetings had versions: it sends 0 there, and does not read the field."""
 
     def _say_greeting(self, kind: int, greeting: int) -> bool:
         self.versions, versions = (0, 0), self.versions
@@ -31,14 +31,14 @@ class Former(Link):
 
 
 def with_versions(first: bytes, said: int) -> bytes:
-    """The greeting, with this in the place of versions."""
+    """Return the greeting with these versions."""
     head = envelope.unpack_head(first)
     changed = envelope.HEAD.pack(*head._replace(volatile_bytes=said))
     return first[: envelope.PREFIX_BYTES] + changed + first[HEAD_END:]
 
 
 class Watched(World):
-    """Remembers the version and the kind of each message."""
+    """A world that records the version and the kind of each message."""
 
     def __init__(self, *options: dict[str, Any]) -> None:
         self.options = list(options)
@@ -49,7 +49,7 @@ class Watched(World):
         return super().start(index, incarnation, **self.options[index], **options)
 
     def speak(self) -> None:
-        """Batches both ways, until all is quiet."""
+        """Exchange batches both ways until all is quiet."""
         self.run(0.5, self._look)
         for source, target in ((0, 1), (1, 0)):
             self.workers[source].publisher.change(b"f%d" % source)
@@ -88,7 +88,7 @@ def test_versions_in_a_greeting() -> None:
     ],
 )
 def test_the_newest_version_that_both_speak(one: dict[str, Any], other: dict[str, Any], spoken: int) -> None:
-    """Greetings are those of version 2 whatever it is."""
+    """Greetings have the form of version 2, whatever that version is."""
     for options in ((one, other), (other, one)):
         world = Watched(*options)
         world.speak()
@@ -98,7 +98,7 @@ def test_the_newest_version_that_both_speak(one: dict[str, Any], other: dict[str
 
 
 def test_a_worker_is_restarted_with_the_next_release_and_back() -> None:
-    """What was not acknowledged is sent again, in the other version."""
+    """Unacknowledged messages are sent again, in the other version."""
     world = Watched({}, {})
     world.speak()
     for incarnation, options, spoken in (
@@ -119,7 +119,7 @@ def test_a_worker_is_restarted_with_the_next_release_and_back() -> None:
 
 
 def test_a_release_that_speaks_no_common_version_is_named_once() -> None:
-    """Both say which versions the other one speaks; a batch for it is lost as that for one that is not there."""
+    """Both links log the versions of the other one; a batch for it is lost, as for a peer that does not exist."""
     world = Watched({}, {"versions": (NEXT, NEXT + 1)})
     world.run(3.0)
     for worker, said in zip(world.workers, ((1, NEXT, NEXT + 1), (0, VERSION, VERSION)), strict=True):

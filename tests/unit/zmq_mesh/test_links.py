@@ -1,9 +1,8 @@
 """Links over simulated transports: seeded delay, loss, reordering, refusal, stopped and killed workers. No sockets, no
 clock.
 
-A world has a few workers. Each sends numbered entries to the others; the checkers hold what was received against what
-was submitted: no gap, no duplicate, order; acks only for what was committed (or logged); counters add up when all is
-quiet.
+A world has a few workers. Each sends numbered entries to the others; the checkers compare received with submitted
+entries: no gap, no duplicate, order; acks only for committed (or logged) entries; counters add up when all is quiet.
 """
 
 import random
@@ -64,7 +63,7 @@ def test_ready_once_interest_is_complete_and_subscribe_waits_for_taken() -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_lossy_duplicating_reordering_network(seed: int) -> None:
-    """Nothing sequenced is lost, doubled or out of order; nothing volatile is doubled."""
+    """No sequenced message is lost, doubled or out of order; no volatile one is doubled."""
     world = World(3, seed)
     world.run(0.5)
     net = world.network
@@ -113,7 +112,7 @@ def test_lost_tail_is_sent_again_after_a_heartbeat() -> None:
 
 
 def test_nothing_is_resent_while_it_may_be_under_way() -> None:
-    """Many heartbeats with a gap flag, one resend."""
+    """Many heartbeats with a gap flag cause one resend."""
     world = World(2)
     world.run(0.5)
     world.network.delay = 0.0
@@ -167,7 +166,7 @@ def test_stopped_worker_gets_everything_when_it_is_back() -> None:
 
 
 def test_after_a_pause_a_peer_that_was_away_before_it_is_confirmed_too() -> None:
-    """It may have come back during the pause, and its subscribers may rely on interest that lies in the socket."""
+    """The peer may have returned during the pause, and its subscribers may rely on interest still in the socket."""
     world = World(2)
     world.run(0.5)
     one, two = world.workers
@@ -200,7 +199,7 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
     world.run(LIMITS.link_silence_seconds_max + 0.2)
     assert not any(each.confirming for each in one.links.values())
     assert one.log.count(("away", 1)) == 1
-    assert one.log[-1] == ("unconfirmed", 1)  # it may want more than is known
+    assert one.log[-1] == ("unconfirmed", 1)  # its interest may be larger than known
     two.stopped = False
     two.links[0].greet(world.network.now)
     world.run(0.5)
@@ -208,7 +207,7 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
 
 
 def test_a_dead_peer_whose_sessions_outlive_it_is_waited_for_no_longer_either() -> None:
-    """Its successor may never come up; clients of this worker must not wait for that."""
+    """The successor may never start; clients of this worker must not wait for it."""
     world = World(2)
     world.workers = [world.start(i, 1, handoffs={1 - i: HandoffLog(stream=10 + i)}) for i in range(2)]
     world.run(0.5)
@@ -249,7 +248,7 @@ def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
 
 
 def test_killed_worker_memory_store() -> None:
-    """What waited for it is lost and counted, its publishers are done; its successor starts clean."""
+    """Messages that waited for it are lost and counted, their publishers get acks; its successor starts clean."""
     world = World(3)
     world.run(0.5)
     world.workers[1].publisher.change(b"old", None, 1, True)
@@ -286,12 +285,12 @@ def test_killed_worker_memory_store() -> None:
     assert world.workers[0].acked[1] == 6
     link.receive(stale, world.network.now)
     assert link.traffic.frames_refused == refused + 2
-    link.down(1)  # the supervisor's word comes late
+    link.down(1)  # the supervisor's message arrives late
     assert link.ready
 
 
 def _capture(world: World, source: int, target: int) -> list[Any]:
-    """A heartbeat of that link, taken off the wire."""
+    """Return a heartbeat of that link, taken off the wire."""
     taken: list[Any] = []
     link = world.workers[source].links[target]
     send = link._out._send
@@ -361,7 +360,7 @@ def test_refused_entries_arrive_before_the_ack_even_when_messages_are_lost() -> 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_refusal_survives_its_worker_as_the_position_does(kept: bool) -> None:
-    """The sender hears of it from the successor; without it the entry would count as taken."""
+    """The sender gets it from the successor; otherwise the entry would count as taken."""
     world = World(2)
     sender = world.workers[0] = world.start(0, 1, handoffs={1: HandoffLog(7)})
     receiver = world.workers[1]
@@ -414,7 +413,7 @@ def test_transport_that_refuses_loses_nothing_and_keeps_order() -> None:
 
 
 def test_stall_counts_as_away_and_ends_when_the_log_is_empty() -> None:
-    """The peer speaks but takes nothing for longer than peer_stall_seconds_max."""
+    """The peer sends but takes nothing for longer than peer_stall_seconds_max."""
     world = World(2)
     world.run(0.5)
     world.workers[1].commit_delay = 1e9  # its disk hangs
@@ -462,7 +461,7 @@ def test_two_workers_that_flood_each_other_do_not_lock() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_volatile_stores_kills_and_stops(seed: int) -> None:
-    """Memory store: of a pair that lives on, everything acked is received once, in order; limits hold throughout."""
+    """Memory store: between surviving workers everything acked is received once, in order; limits hold throughout."""
     world = World(3, seed)
     rand = world.network.random
     world.run(0.5)

@@ -1,4 +1,4 @@
-"""Links with a hand-off log that outlives its worker, over the same simulated transports as test_links."""
+"""Links with a hand-off log that outlives its worker, over the simulated transports of test_links."""
 
 from collections import defaultdict, deque
 from typing import Any
@@ -11,7 +11,7 @@ from zmq_mesh.links import HandoffLog
 
 
 def test_what_is_held_takes_along_what_goes_before_it() -> None:
-    """Else a worker that dies would have its log deliver a message without what its publisher had sent earlier."""
+    """Otherwise the log of a dead worker would deliver a message without those its publisher had sent earlier."""
     world = World(2)
     log = HandoffLog(7)
     world.workers[0] = world.start(0, 1, handoffs={1: log})
@@ -33,7 +33,7 @@ def test_what_is_held_takes_along_what_goes_before_it() -> None:
 
 
 def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_a_time() -> None:
-    """Nothing is refused however much it is, and what is under way is bounded."""
+    """Nothing is refused, whatever the amount, and the part under way is bounded."""
     world = World(2)
     log = Lasting(7)
     sender = world.workers[0] = world.start(0, 1, handoffs={1: log})
@@ -68,7 +68,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     assert 0 < most <= LIMITS.peer_outbox_bytes_max // 8 + 20_000
     assert log.reads <= 201 + 5, "each once, but for what was under way when the peer spoke again"
     world.check_quiet()
-    # and the next incarnation finds what was not taken, as little in memory
+    # the next incarnation finds the messages not taken, with as few in memory
     world.network.cut.add((0, 1))
     for _ in range(20):
         world.submit(0, 1, size=5000, hold=True)
@@ -83,7 +83,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
 
 
 def behind(log: HandoffLog, commit_delay: float = 0.5) -> World:
-    """Worker 1 is there, takes longer than what comes allows, and has no room for all of it in our memory."""
+    """Worker 1 runs, but takes longer than the input allows, and our memory has no room for all of it."""
     world = World(2)
     world.workers[0] = world.start(0, 1, handoffs={1: log})
     world.run(0.5)
@@ -92,7 +92,7 @@ def behind(log: HandoffLog, commit_delay: float = 0.5) -> World:
 
 
 def test_a_sibling_that_is_there_and_behind_is_sent_from_the_log() -> None:
-    """In memory is a window; publishers are answered by the sibling's acks, and back-pressure counts all that waits."""
+    """Memory holds a window; publishers get the sibling's acks, and back-pressure counts everything that waits."""
     log = Lasting(7)
     world = behind(log)
     link = world.workers[0].links[1]
@@ -164,7 +164,7 @@ def test_a_log_without_room_is_left_alone_while_the_sibling_is_there() -> None:
 
 @pytest.mark.parametrize("leaves", ["away", "gone", "own death"])
 def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
-    """Or we may: then the next incarnation goes on with what the log has, which lacks nothing before its end."""
+    """The own worker may die, too: then the next incarnation continues with the log, which has no gaps."""
     log = Lasting(7)
     world = behind(log)
     link = world.workers[0].links[1]
@@ -227,7 +227,7 @@ def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
             handoffs={peer: handoffs[index, peer]},
             received={peer: marks.get((index, peer), (0, 0))},
         )
-        worker.acked[peer] = world.tickets[index, peer] - 1  # what its predecessor was not answered, nobody was
+        worker.acked[peer] = world.tickets[index, peer] - 1  # earlier tickets get no ack any more
         _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
         return worker
 

@@ -1,4 +1,4 @@
-"""The collector over rows that nobody else writes, and the tables of the documentation."""
+"""The collector over rows that no other process writes, and the tables of the documentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(*rows: Row | bytearray) -> tuple[Samples, dict[str, str]]:
-    """(samples by name and labels, types by name as exported) of a broker with these rows."""
+    """Return (samples by name and labels, types by name as exported) of a broker with these rows."""
     registry = CollectorRegistry()
     state = State(5.0, [Worker(True, 2, 0.1) for _ in rows])
     memory = [memoryview(row) for row in rows if isinstance(row, bytearray)]
@@ -42,7 +42,7 @@ def scrape(*rows: Row | bytearray) -> tuple[Samples, dict[str, str]]:
 
 @pytest.fixture
 def rows() -> list[bytearray]:
-    """Two workers' rows, in which counter i of worker w is 1000 w + i."""
+    """Return two workers' rows, in which counter i of worker w is 1000 w + i."""
     made = [bytearray(counters.ROW_BYTES) for _ in range(2)]
     for worker, memory in enumerate(made):
         row = Row(memory)
@@ -57,7 +57,7 @@ def test_the_names_that_were_asked_for(rows: list[bytearray]) -> None:
 
 
 def test_every_counter_is_exported_once(rows: list[bytearray]) -> None:
-    """A counter that is new in the table is among them without a line here."""
+    """A counter added to the table is included without a change here."""
     samples, _ = scrape(*rows)
     values = [value for (name, labels), value in samples.items() if ("worker", "1") in labels]
     for index, name in enumerate(counters.NAMES):

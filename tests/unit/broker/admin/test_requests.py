@@ -45,7 +45,7 @@ def test_a_request_comes_back_from_its_json(request: Request) -> None:
 
 
 def test_their_form_is_what_other_releases_know() -> None:
-    """A command asks a broker that is a release older or newer."""
+    """A command can query a broker that is one release older or newer."""
     assert [encode(each) for each in (ListSessions(5), ShowSession("c", 6), DeleteSession("c"), ListEvents(7))] == [
         {"sessions": "list", "from": 5},
         {"sessions": "show", "client": "c", "from": 6},
@@ -61,7 +61,7 @@ def test_their_form_is_what_other_releases_know() -> None:
      {"sessions": "show", "client": 1, "from": 0}, {"sessions": "drop", "client": "c"}, {"work": 1}],
 )  # fmt: skip
 def test_what_is_no_request_is_none(said: object) -> None:
-    """It may come of another release."""
+    """A request may come from another release."""
     assert decode(said) is None
 
 
@@ -80,7 +80,7 @@ Asked = list[dict[str, Any]]
 
 
 def run(test: Callable[[Workers, Asked], Coroutine[Any, Any, None]]) -> None:
-    """With what the supervisor is told; every request is forgotten in the end."""
+    """Run with the messages that the supervisor gets; every request is forgotten in the end."""
 
     async def main() -> None:
         asked: Asked = []
@@ -92,7 +92,7 @@ def run(test: Callable[[Workers, Asked], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until_asked(asked: Asked, count: int) -> dict[str, Any]:
-    """What was asked for the `count`th time."""
+    """Return the `count`th request."""
     while len(asked) < count:
         await asyncio.sleep(0)
     return asked[count - 1]
@@ -139,7 +139,7 @@ def test_what_a_worker_could_not_answer_is_said() -> None:
 
 
 def test_a_list_comes_page_by_page() -> None:
-    """A page is asked for when the one before has been looked at."""
+    """A page is requested once the previous one has been processed."""
 
     async def test(workers: Workers, asked: Asked) -> None:
         pages = workers.pages(3, ShowSession("c"))

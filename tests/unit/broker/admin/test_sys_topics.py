@@ -1,4 +1,4 @@
-"""$SYS without sockets: the damped averages, and what publishing it does to the books."""
+"""$SYS without sockets: the damped averages, and the effect of publishing it on the counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_filters_that_only_sys_can_match(filter: str, whether: bool) -> None:
 
 
 def test_a_load_is_an_exponentially_damped_average_per_minute() -> None:
-    """As sys_tree.c of mosquitto computes it: from 0, towards the growth per minute."""
+    """The load is computed like sys_tree.c of mosquitto: from 0, towards the growth per minute."""
     load = Load(100)
     assert load.texts() == {"1min": "0.00", "5min": "0.00", "15min": "0.00"}
     load.update(130, 10.0)  # 180 a minute
@@ -36,7 +36,7 @@ def test_a_load_is_an_exponentially_damped_average_per_minute() -> None:
 
 
 def over_all(host: Host) -> None:
-    """As the worker does: every node has every row."""
+    """Give every node every row, as the worker does."""
     for node in host.nodes:
         node.sys_topics.over([each.counters for each in host.nodes], host.now_ms)
 
@@ -76,7 +76,7 @@ def test_only_what_changed_is_published_again() -> None:
 
 
 def test_an_offline_session_is_not_kept_any_of_it() -> None:
-    """Published at QoS 0: a durable subscription to $SYS/# fills no queue."""
+    """$SYS is published at QoS 0: a durable subscription to $SYS/# fills no queue."""
     host = Host(sys_interval_seconds=10)
     subscriber = host.connect("s", 5, expiry=1000)
     subscriber.subscribe(("$SYS/#", 2))

@@ -1,4 +1,4 @@
-"""Several authentication back-ends: the first that has a user decides, and nobody learns which one has it."""
+"""Several authentication back-ends: the first that has a user decides, and no client learns which one has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.broker.clients.test_authenticating import Hashes, offer, refused
 
 
 class Fixed:
-    """A small back-end: passwords in plain, and what it was asked."""
+    """A small back-end: plain-text passwords, and a record of its queries."""
 
     def __init__(self, users: dict[str, bytes], world_readable: bool = False) -> None:
         self.users = users
@@ -80,7 +80,7 @@ def test_what_a_chain_says_of_itself(links: tuple[Fixed, Fixed]) -> None:
 
 
 def test_a_new_back_end_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Users of both back-ends come in through a worker, the second one's setting is any that is there."""
+    """Users of both back-ends connect through a worker; the second back-end borrows an existing setting."""
 
     def open_fixed(text: str) -> Backend:
         if text == "wrong":

@@ -1,4 +1,4 @@
-"""Hashes beside the loop: what is computed, called back and cancelled; and the cache of what was right."""
+"""Hashes beside the loop: results, callbacks and cancellation; and the cache of correct passwords."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pool() -> Iterator[HashPool]:
 
 
 def collect(pool: HashPool) -> None:
-    """Wait until something is finished, as the reactor does."""
+    """Wait until a hash is finished, as the reactor does."""
     assert select.select([pool.fileno()], [], [], SECONDS_MAX)[0], "nothing is finished"
     pool.collect()
 

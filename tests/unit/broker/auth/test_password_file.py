@@ -1,4 +1,4 @@
-"""The password file: what a line may be, every mistake with its place, hashes of mosquitto, what outsiders learn."""
+"""The password file: valid lines, every mistake with its place, hashes of mosquitto, and what outsiders learn."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_lines_may_end_with_cr_and_the_last_without_newline() -> None:
         (f"alice:{SHA512[:-8]}", "the $6$ (SHA-512) hash is malformed"),
         (f"alice:{ARGON2ID.replace('v=19', 'v=16')}", "the argon2id hash is malformed"),
         (f"alice:{ARGON2ID[:-1]}B", "the argon2id hash is malformed"),  # bits left over
-        (f"alice:{ARGON2ID}AA", "the argon2id hash is malformed"),  # 45 characters of base64 cannot be
+        (f"alice:{ARGON2ID}AA", "the argon2id hash is malformed"),  # 45 characters of base64 are impossible
         (f"alice:{ARGON2ID.replace('argon2id', 'argon2i')}", "no argon2id, $7$ or $6$ hash"),
         (f"alice:{SCRAM[:-1]}", "the SCRAM-SHA-256 verifier is malformed"),
         (f"alice:{SCRAM.replace('4096', '4095')}", "SCRAM-SHA-256 with 4095 iterations; 4096 to 10000000"),
@@ -167,7 +167,7 @@ def test_an_unknown_user_costs_the_hash_of_somebody_else(monkeypatch: pytest.Mon
         assert not file.check(name, b"secret")
         assert not file.check(name, b"secret2")
     assert len(checked) == 4
-    assert checked[0] == checked[1]  # always the same one's
+    assert checked[0] == checked[1]  # always the hash of the same user
     assert not users().check("nobody", b"x")
     assert checked[-1].startswith("$argon2id$")
 

@@ -111,7 +111,7 @@ def test_a_final_message_must_belong_to_the_first() -> None:
     assert final((b"r=client", b"r=klient")) == "the nonce is another"
     assert final((b"c=biws", b"c=bi=ws")) == "client-final-message is malformed"
     assert final((b",p=", b",q=")) == "client-final-message is malformed"
-    assert final((b",p=", b",x=ext,p=")) == "wrong user name or password"  # what is proven is the whole message
+    assert final((b",p=", b",x=ext,p=")) == "wrong user name or password"  # the proof covers the whole message
 
 
 def test_an_extension_of_the_client_is_proven_with_the_rest() -> None:

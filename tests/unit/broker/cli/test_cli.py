@@ -1,6 +1,6 @@
-"""The command line: what it says before there is a broker, around one, and when there cannot be one.
+"""The command line: its output before a broker runs, around one, and when none can start.
 
-The worker is a stand-in that is ready at once and stops when told, so that this needs nothing compiled.
+The worker is a stand-in that is ready at once and stops on request, so that this needs nothing compiled.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Mqttd = Callable[..., Command]
 
 @pytest.fixture
 def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
-    """``mqttd(*arguments, environment={}, program=...)`` starts it."""
+    """``mqttd(*arguments, environment={}, program=...)`` starts it and returns the run."""
     started: list[Command] = []
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as short:  # tmp_path is too long for runtime directories
 
@@ -103,7 +103,7 @@ def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
 
 
 def seconds_in_line(session: int) -> float:
-    """How long its processes were kept from a core by others: none on a machine that does nothing else."""
+    """Return how long other processes kept its processes from a core: 0 on an idle machine."""
     stats = [file for pid in processes_of_session(session) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text().split()[1]) for file in stats) / 1e9
 
@@ -141,13 +141,13 @@ def test_the_banner_says_what_was_started_and_what_to_try(mqttd: Mqttd) -> None:
 
 
 def on_cores(cores: int) -> str:
-    """The stand-in on a host of so many cores."""
+    """Return the stand-in on a host of so many cores."""
     return f"import os; os.sched_getaffinity = lambda _: set(range({cores}))" + WITH_STAND_IN
 
 
 @pytest.mark.parametrize(("cores", "started"), [(1, 1), (63, 63), (64, 64), (65, 64), (256, 64)])
 def test_there_are_as_many_workers_as_cores_and_64_at_most(mqttd: Mqttd, cores: int, started: int) -> None:
-    """The default start of a host with more usable cores than there can be workers: 64, and a line that says why."""
+    """A host with more usable cores than there can be workers starts 64 by default, and logs the reason."""
     command = mqttd("--port", "0", program=on_cores(cores)).wait_ready()
     assert command.out().endswith(f" workers={started}\n")
     said = [line for line in command.err().splitlines() if "workers_capped" in line]
@@ -228,7 +228,7 @@ def test_a_port_in_use(mqttd: Mqttd) -> None:
 
 
 def test_an_admin_address_in_use(mqttd: Mqttd) -> None:
-    """Asked for: a start error, however it was asked. By default: one warning, and the broker starts without."""
+    """An address that was configured, in any way: a start error. By default: one warning, and no admin address."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         said = f"cannot listen on {address}: the port is in use"
@@ -352,7 +352,7 @@ def test_a_data_directory_that_another_mqttd_has(mqttd: Mqttd, tmp_path: Path) -
     assert second.err() == f"mqttd: data_dir {tmp_path}/data: in use by another mqttd\n"
     assert first.end() == 0
     third = mqttd(*flags).wait_ready()
-    os.killpg(third.process.pid, signal.SIGKILL)  # nothing is left behind that would have to be removed
+    os.killpg(third.process.pid, signal.SIGKILL)  # it leaves nothing that would have to be removed
     assert mqttd(*flags).wait_ready().end() == 0
 
 

@@ -1,4 +1,4 @@
-"""`mqttd passwd`: what it writes, what it leaves alone, what it refuses."""
+"""`mqttd passwd`: what it writes, what it leaves unchanged, what it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Passwd = Callable[..., int]
 
 @pytest.fixture
 def passwd(monkeypatch: pytest.MonkeyPatch) -> Passwd:
-    """``passwd(*arguments, stdin=b"...")`` runs it and gives its exit status."""
+    """``passwd(*arguments, stdin=b"...")`` runs it and returns its exit status."""
 
     def run(*arguments: str | Path, stdin: bytes = b"secret\n") -> int:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False))
@@ -181,7 +181,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
 
 def in_terminal(typed: list[str], *arguments: str | Path) -> tuple[int, str]:
-    """(exit status, what the terminal showed) of a run in a terminal of its own, one answer per prompt."""
+    """Return (exit status, output) of a run in a terminal of its own, with one answer per prompt."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "broker", "passwd", *(str(each) for each in arguments)]
     process = subprocess.Popen(

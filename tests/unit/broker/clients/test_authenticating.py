@@ -1,4 +1,4 @@
-"""Who a client is, without sockets and threads: hashes are computed when the test says so."""
+"""Authentication without sockets and threads: the test decides when hashes are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRAM = scram.text_of(scram.make("pencil", 4096))
 
 
 class Hashes:
-    """A pool that works by hand."""
+    """A hash pool that the test runs by hand."""
 
     def __init__(self, host: Host, worker: int = 0) -> None:
         self.host = host
@@ -49,7 +49,7 @@ class Hashes:
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
-    """alice has "secret", bob "secret2", both are mosquitto's; carl has "pencil" for SCRAM, and "secret"."""
+    """alice has "secret" and bob "secret2", hashed by mosquitto; carl has "pencil" for SCRAM, and "secret"."""
     path = tmp_path / "users"
     path.write_text(f"alice:{PBKDF2}\nbob:{SHA512}\ncarl:{SCRAM}:{PBKDF2}\n")
     return path
@@ -67,7 +67,7 @@ def reload(host: Host, users: Path, **settings: Any) -> None:
 
 
 def offer(host: Host, version: int, client_id: str, user: str, password: bytes, **options: Any) -> Peer:
-    """A CONNECT that nobody has answered yet."""
+    """Send a CONNECT that is not answered yet."""
     peer = host.open(version, home(client_id, len(host.nodes)))
     peer.client_id = client_id
     peer.send(wire.connect(version, client_id, username=user, password=password, **options))
@@ -99,7 +99,7 @@ def test_packets_behind_connect_wait_for_the_hash(users: Path, version: int) -> 
 
 
 def test_what_follows_a_refusal_for_want_of_room_is_not_looked_at(users: Path) -> None:
-    """The password was right, and meanwhile connections_max was reached: the packets behind CONNECT are thrown away."""
+    """The password was right, but connections_max was reached meanwhile: the packets behind CONNECT are discarded."""
     host = host_of(users, limits={"connections_max": 1}, allow_anonymous=True)
     hashes = Hashes(host)
     late = offer(host, 5, "late", "alice", b"secret")
@@ -121,7 +121,7 @@ def test_the_second_login_costs_no_hash_until_a_reload(users: Path) -> None:
     assert (host.counters()["credentials_hashed"], host.counters()["credentials_cached"]) == (1, 2)
     offer(host, 4, "d", "alice", b"wrong")
     hashes.compute()
-    offer(host, 4, "d", "alice", b"wrong")  # what was wrong is not kept
+    offer(host, 4, "d", "alice", b"wrong")  # wrong passwords are not cached
     hashes.compute()
     reload(host, users)
     offer(host, 4, "e", "alice", b"secret")
@@ -159,7 +159,7 @@ def test_beyond_auth_pending_max_connections_are_refused(users: Path, version: i
     assert host.counters()["authentications_refused"] == 1
     hashes.compute()
     assert first.next("CONNACK").reason == 0
-    assert offer(host, version, "d", "alice", b"secret").next("CONNACK").reason == 0  # known: needs no place
+    assert offer(host, version, "d", "alice", b"secret").next("CONNACK").reason == 0  # cached: needs no place
     offer(host, version, "e", "bob", b"secret2")
     assert len(hashes.waiting) == 2
 
@@ -173,7 +173,7 @@ def test_a_client_that_goes_while_its_password_is_checked_leaves_nothing(users: 
     host.lose(one)
     assert len(hashes.waiting) == 2
     host.lose(three)
-    assert len(hashes.waiting) == 1  # nobody waited for it any more
+    assert len(hashes.waiting) == 1  # no client waited for it any more
     assert host.node.authenticating.pending == 1
     hashes.compute()
     assert two.next("CONNACK").reason == 0
@@ -236,10 +236,10 @@ def test_the_newer_of_two_that_wait_stays_whoever_is_decided_first(users: Path) 
     hashes.compute(1)
     assert newer.next("CONNACK").reason == 0
     assert older.closed
-    assert not older.packets  # closed, and told nothing [MQTT-3.2.0-1]
+    assert not older.packets  # closed without a packet [MQTT-3.2.0-1]
     assert hashes.waiting == []
     newer.silent()
-    # and in the other order
+    # in the other order
     older = offer(host, 5, "other", "alice", b"secret")
     newer = offer(host, 5, "other", "alice", b"wrong")
     hashes.compute(1)
@@ -330,7 +330,7 @@ def test_no_password_is_ever_logged(users: Path) -> None:
     assert "hidden" not in repr(host.logs[0].events)
 
 
-# ------------------------------------------------------------ AUTH: what sockets cannot show
+# ------------------------------------------------------------ AUTH without sockets
 
 
 def begin_scram(host: Host, client_id: str, client: ScramClient) -> Peer:
@@ -354,7 +354,7 @@ def test_an_exchange_computes_no_hash_and_leaves_nothing_behind(users: Path) -> 
     peer = begin_scram(host, "a", client)
     assert host.node.authenticating.pending == 1
     answer = scram_answer(peer, client)
-    # byte by byte, and with something behind it
+    # byte by byte, and with data behind it
     for byte in [answer[i : i + 1] for i in range(len(answer) - 1)]:
         peer.send(byte)
     peer.send(answer[-1:] + wire.subscribe(5, 1, ("a", 0)))

@@ -1,5 +1,5 @@
-"""What clients may do passes one place: publishes, subscriptions, wills, replays, retained messages. What was decided
-of a publish is kept, for each connection and topic, until other rules come.
+"""All actions of clients pass one check: publishes, subscriptions, wills, replays, retained messages. The verdict on a
+publish is cached for each connection and topic until the rules change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_AUTHORIZED = 0x87
 
 
 class Denying:
-    """Rules that deny what a test says, and keep what they were asked."""
+    """Rules that deny as the test says, and record the questions they were asked."""
 
     def __init__(self, deny: Callable[..., bool] = lambda *_: False) -> None:
         self.deny = deny
@@ -50,7 +50,7 @@ class Denying:
 
 
 def denied(action: str, topic: bytes = b"") -> Callable[..., bool]:
-    """What denies this, of all topics or of one."""
+    """Return rules that deny this action, for all topics or for one."""
     return lambda what, _client, about, *_: what == action and topic in (b"", about)
 
 
@@ -78,7 +78,7 @@ USERS = {"ann": b"a", "bea": b"b"}
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Peer]:
-    """``known(host, client_id, user, **options)``: it has sent CONNECT, with the right password, and is answered."""
+    """``known(host, client_id, user, **options)``: a client that has sent CONNECT with the right password, answered."""
     monkeypatch.setitem(auth.BACKENDS, "password_file", lambda _: Fixed(USERS))
 
     def come(host: Host, client_id: str, user: str | None, version: int = 5, **options: Any) -> Peer:
@@ -89,7 +89,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Peer]:
             return peer
         hashes = Hashes(host)
         peer = offer(host, version, client_id, user, USERS[user], **options)
-        if hashes.waiting:  # it has not come before
+        if hashes.waiting:  # its first connection
             hashes.compute()
         return peer
 
@@ -110,7 +110,7 @@ LASTING = {"clean": False, "properties": {"session_expiry_interval": 100}}
 def test_another_user_does_not_get_a_session_that_the_rules_deny(
     known: Callable[..., Peer], version: int, code: int, connected: bool, clean: bool, user: str | None
 ) -> None:
-    """Neither to have it nor to end it; its own user does."""
+    """Another user can neither take over nor end the session; its own user can do both."""
     host = with_users()
     rules = host.node.authorising.rules = Denying(denied("take"))
     owner = known(host, "c", "ann", **LASTING)
@@ -166,7 +166,7 @@ def test_rules_know_a_user_that_a_back_end_has_found_and_no_other(known: Callabl
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_publish_that_is_denied_is_answered_and_reaches_nobody(version: int, qos: int) -> None:
-    """v5 is told 0x87; v3 cannot be told, and is answered as if all were well [MQTT-3.3.5-2]."""
+    """A v5 client gets 0x87; a v3 client cannot be notified, and gets the ack of a success [MQTT-3.3.5-2]."""
     host, _ = ruled(denied("publish", b"no"))
     watcher = host.connect("watcher")
     watcher.subscribe(("#", 0))
@@ -197,7 +197,7 @@ def test_rules_are_asked_once_for_each_topic_qos_and_retain() -> None:
                 for retain in (False, True):
                     publisher.publish(topic, b"x", qos, retain=retain)
         host.settle()
-    client = Client("publisher", None, "default")  # without a back-end a name says nothing
+    client = Client("publisher", None, "default")  # without a back-end a user name is ignored
     expected = {(client, topic, qos, retain) for topic in (b"a", b"b") for qos in (0, 1) for retain in (False, True)}
     assert len(asked_for(rules, "publish")) == 8
     assert set(asked_for(rules, "publish")) == expected
@@ -219,7 +219,7 @@ def test_another_generation_of_rules_is_asked_anew_and_no_rules_are_not_asked() 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 255, 256, 257, 3000])
 def test_verdicts_of_many_topics_are_right_whether_they_are_kept_or_not(count: int) -> None:
-    """Every other topic is denied: none has the verdict of another with which it shares a place."""
+    """Every other topic is denied: no topic gets the verdict of another one in the same cache slot."""
     host, _ = ruled(lambda what, _client, topic, *_: what == "publish" and topic[-1:] in b"13579")
     watcher = host.connect("watcher")
     watcher.subscribe(("#", 0))
@@ -270,7 +270,7 @@ def test_an_identifier_that_is_taken_already_is_answered_again_whatever_the_rule
     assert publisher.next("PUBREC").reason == 0
 
 
-# ---------------------------------------------------------------- subscriptions, replays, what is retained
+# ---------------------------------------------------------------- subscriptions, replays, retained messages
 
 
 @pytest.mark.parametrize(("version", "code"), [(3, 0x80), (4, 0x80), (5, NOT_AUTHORIZED)])
@@ -305,7 +305,7 @@ def test_a_replay_needs_both(action: str, code: int) -> None:
 
 
 def test_a_replay_of_a_filter_that_stands_twice_is_judged_with_each_qos() -> None:
-    """What is denied leaves the other as it is, whichever is first."""
+    """A denied subscription leaves the other one unchanged, in either order."""
     host = archived()
     publish(host, "a/b", [b"1"])
     rules = Denying(lambda what, _client, _filter="", qos=0, *_: what == "subscribe" and qos > 0)
@@ -377,7 +377,7 @@ def test_a_will_is_judged_again_when_it_is_due(delay: int) -> None:
 
 @pytest.mark.parametrize(("expiry", "is_asked"), [(100, True), (0, False)])
 def test_after_a_crash_a_will_is_judged_by_the_user_or_not_published(expiry: int, is_asked: bool) -> None:
-    """Of a session that did not last, nobody knows any more whose it was."""
+    """The user of a session that did not last is unknown after the crash."""
     host, store = kept()
     host.connect("client", 5, will=wire.Will("will", b"x"), expiry=expiry)
     host.settle()

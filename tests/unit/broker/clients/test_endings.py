@@ -1,4 +1,4 @@
-"""Sessions that have much end in pieces: nothing of them is met again, after a crash at any moment neither."""
+"""Sessions with much state end in pieces: none of it is found again, not even after a crash at any moment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def publish(host: Host, topic: str, *bodies: bytes) -> None:
 
 
 def connected(host: Host, client_id: str, **options: Any) -> Peer:
-    """A client whose CONNACK waits for the disk."""
+    """Return a client whose CONNACK waits for the disk."""
     peer = host.open(5)
     peer.client_id = client_id
     properties = {"session_expiry_interval": options.pop("expiry", EXPIRY), **options.pop("properties", {})}
@@ -52,8 +52,8 @@ def connected(host: Host, client_id: str, **options: Any) -> Peer:
 
 
 def lived(manual: bool = True) -> Host:
-    """The client has subscriptions, shares of a group that wait or are in flight, and a log; in the group is another
-    one that has been there all the time, and is offline.
+    """The client has subscriptions, shares of a group that wait or are in flight, and a log; the group has another
+    member from the beginning, which is offline.
     """
     host = kept(manual)[0]
     peer = connected(host, CLIENT, clean=False, properties={"receive_maximum": 3})

@@ -1,7 +1,8 @@
-"""No Local holds for one's own retained messages [MQTT-3.8.3-3], wherever they are kept and whoever kept them since.
+"""No Local holds for a client's own retained messages [MQTT-3.8.3-3], wherever they are kept and whoever kept them
+since.
 
-The owner of a topic is told who published what it is to keep; it stores that with the message, and says it when it is
-asked.
+The owner of a topic gets the publisher with each message to retain, stores it with the message, and includes it in
+answers.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ NO_LOCAL = 4
 
 
 def topics(workers: int) -> list[str]:
-    """One of each worker's."""
+    """Return one topic of each owner."""
     return [next(f"t/{i}" for i in range(100) if owner(b"t/%d" % i, workers) == worker) for worker in range(workers)]
 
 
 def retained(peer: Peer, text: str = "t/#", options: int = NO_LOCAL | 1) -> list[str]:
-    """The topics of the retained messages that a SUBSCRIBE brings."""
+    """Return the topics of the retained messages that a SUBSCRIBE gets."""
     peer.send(wire.subscribe(5, peer.packet_id(), (text, options)))
     got = peer.receive()
     assert all(packet.retain for packet in got)
@@ -77,7 +78,7 @@ def test_after_a_restart(count: int) -> None:
 
 
 def test_what_waited_in_a_hand_off_log() -> None:
-    """The owner was dead when it was published."""
+    """The owner was dead at the time of the publish."""
     host = Host(3, stores=[KeptStore() for _ in range(3)])
     own = host.connect(client_at(0, 3), 5)
     host.kill(2)

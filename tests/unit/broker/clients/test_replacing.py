@@ -1,4 +1,4 @@
-"""A subscription that is replaced by one that would not have what is queued: nothing is lost [MQTT-3.8.4-4]."""
+"""A subscription replaced by one that excludes messages already queued: nothing is lost [MQTT-3.8.4-4]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILTER = "a/+"
 
 
 def slow(host: Host, name: str = "s") -> Peer:
-    """A client that takes one message at a time."""
+    """Return a client that takes one message at a time."""
     return lasting(host, name, 5, properties={"receive_maximum": 1})
 
 
@@ -30,12 +30,12 @@ def publish(host: Host, *bodies: bytes, qos: int = 1) -> None:
 
 
 def got(peer: Peer) -> list[tuple[bytes, int]]:
-    """Every message, each answered."""
+    """Return all messages; each is acknowledged."""
     return [(packet.payload, packet.qos) for packet in peer.receive()]
 
 
 def subscribe(peer: Peer, options: int, text: str = FILTER) -> None:
-    """Among what comes there is a SUBACK; nothing is answered."""
+    """Subscribe; the SUBACK is among the packets received, of which none is acknowledged."""
     peer.send(wire.subscribe(peer.version, peer.packet_id(), (text, options)))
     peer.host.settle()
     (suback,) = [packet for packet in peer.packets if packet.kind == "SUBACK"]
@@ -80,8 +80,8 @@ def test_each_message_comes_once_and_in_order() -> None:
 @pytest.mark.parametrize("many", [1, 70])
 @pytest.mark.parametrize("again", ["here", "restarted", "repartitioned"])
 def test_to_and_fro_over_restarts(tmp_path: Path, again: str, many: int) -> None:
-    """Between two times at QoS 1 there was one at QoS 0, whose messages it had then. Another session holds them all.
-    A session of 70 filters has an index of its own.
+    """A QoS 0 period between two at QoS 1: its messages were delivered at that time. Another session holds all
+    messages. A session of 70 filters has an index of its own.
     """
     host = on_disk(paths(tmp_path, 1))
     other = lasting(host, "other", 5)
@@ -132,7 +132,7 @@ def test_a_subscription_that_has_its_queue_is_stored_without_it() -> None:
 
 
 def test_what_was_sent_at_qos_0_is_not_sent_again_for_a_later_subscription() -> None:
-    """Another session holds all of them, so the index that is read for the first two has the third as well."""
+    """Another session holds all three messages, so the index that is read for the first two also has the third."""
     host = kept()[0]
     other = lasting(host, "other", 5)
     other.subscribe((FILTER, 2))
@@ -149,7 +149,7 @@ def test_what_was_sent_at_qos_0_is_not_sent_again_for_a_later_subscription() -> 
 
 
 def test_a_message_is_found_where_another_filter_keeps_it() -> None:
-    """Of two filters that match it the one at QoS 0 has it in its index only as long as another session wants it."""
+    """Two filters match it; the index of the one at QoS 0 has it only as long as another session needs it."""
     host = kept()[0]
     other = lasting(host, "other", 5)
     other.subscribe(("a/b", 1))
@@ -161,19 +161,19 @@ def test_a_message_is_found_where_another_filter_keeps_it() -> None:
     publish(host, b"1", b"2")
     subscribe(peer, 0, "a/b")
     publish(host, b"3", b"4")
-    # nothing is left in flight, which would keep all that lies behind it
+    # no message stays in flight: it would keep all that lie behind it
     peer.send(wire.ack(5, "PUBACK", peer.next("PUBLISH").packet_id), wire.disconnect(5))
     host.pass_time(1)
     host = host.crash()
-    host.pass_time(2)  # what it has not read is looked for
+    host.pass_time(2)  # its unread messages are searched
     assert [body for body, _ in got(lasting(host, "other", 5))] == [b"1", b"2", b"3", b"4"]
-    host.pass_time(2)  # what nobody wants any more is forgotten
+    host.pass_time(2)  # messages that no session needs are deleted
     assert got(slow(host)) == [(b"2", 1), (b"3", 1), (b"4", 1)]
 
 
 @pytest.mark.parametrize("again", ["owed", "subscribed"])
 def test_a_crash_between_the_subscription_and_the_window(again: str) -> None:
-    """Its record says no more of former stretches than the window says that it has been sent."""
+    """The subscription's record covers no more of its former stretches than the window says has been sent."""
     host = kept()[0]
     peer = slow(host)
     subscribe(peer, 1)
@@ -194,9 +194,9 @@ def test_a_crash_between_the_subscription_and_the_window(again: str) -> None:
 
 
 def test_where_messages_at_qos_0_are_queued() -> None:
-    """What was sent at QoS 0 while it was there is not sent again when the subscription is raised to QoS 1."""
+    """QoS 0 messages sent during the subscription are not sent again when it is raised to QoS 1."""
     host = Host(queue_qos0=True)
-    lasting(host, "another", 5).subscribe((FILTER, 1))  # so the index of the filter has them all
+    lasting(host, "another", 5).subscribe((FILTER, 1))  # so the index of the filter has all messages
     peer = slow(host)
     subscribe(peer, 1, "other")
     subscribe(peer, 0)
@@ -236,7 +236,7 @@ def test_the_log_is_kept_as_long_as_it_is_wanted_and_no_longer() -> None:
 @pytest.mark.parametrize("limit", ["filters_per_session_max", "filters_max"])
 @pytest.mark.parametrize("text", [FILTER, "$share/group/t"])
 def test_where_there_is_no_room_for_another_one(limit: str, text: str) -> None:
-    """[MQTT-3.8.4-3]: the same subscription is replaced."""
+    """[MQTT-3.8.4-3]: replacing the same subscription still works."""
     host = Host(limits={limit: 1})
     peer = lasting(host, "s", 5)
     assert peer.subscribe((text, 1)) == [1]
@@ -257,7 +257,7 @@ def test_what_waits_is_counted_when_the_subscription_ends() -> None:
 
 
 def test_no_local_takes_nothing_back() -> None:
-    """What it published itself and was queued comes, what it publishes from then on does not."""
+    """A client's own messages that were queued before are delivered; those it publishes afterwards are not."""
     host = Host()
     peer = slow(host)
     subscribe(peer, 1)
@@ -289,7 +289,7 @@ def test_replaced_more_often_than_is_remembered() -> None:
 
 
 def test_many_sessions_replace_at_a_time_and_more_than_once() -> None:
-    """What they had is remembered in one table, which grows while they do, and is given back in between."""
+    """The former subscriptions are kept in one table, which grows while they exist and is freed in between."""
     host = Host()
     for _ in range(2):
         peers = [slow(host, f"s{number}") for number in range(60)]

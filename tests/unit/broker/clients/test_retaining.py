@@ -1,4 +1,4 @@
-"""Retained messages on their way to a new subscription: what was sent live meanwhile, and how many wait."""
+"""Retained messages on their way to a new subscription: overlap with live messages, and how many wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.pyx.delivery.test_router import client_at, publish_many
 
 
 def waits_for_what_is_retained(host: Host, qos: int = 1) -> tuple[Peer, Peer]:
-    """(subscriber, publisher): `r` has a retained message, which waits behind another one: Receive Maximum 1."""
+    """(subscriber, publisher): the retained message of `r` waits behind another message: Receive Maximum 1."""
     subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
     publisher = host.connect("publisher")
     subscriber.subscribe(("block", 1))
@@ -49,7 +49,7 @@ def test_a_passing_message_that_is_not_retained_takes_no_retained_ones_place(gra
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_message_that_has_overtaken_another_one_comes_once(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """QoS 0 passes by what waits at QoS 1: the newest of both is the one that was sent as it came [MQTT-3.3.1-12]."""
+    """QoS 0 overtakes messages that wait at QoS 1: the newest of both is the one that was sent live [MQTT-3.3.1-12]."""
     monkeypatch.setattr(retaining, "_PAGE", 2)
     monkeypatch.setattr(retaining, "_QUEUED_MAX", 2)
     topics = [f"r/{number}" for number in range(8)]
@@ -77,7 +77,7 @@ def test_a_message_that_has_overtaken_another_one_comes_once(monkeypatch: pytest
 
 @pytest.mark.parametrize("payload", [b"new", b""])
 def test_a_newer_retained_message_takes_the_place_of_an_older_one(payload: bytes) -> None:
-    """It is sent as it came; the older one is not sent after it, and is counted."""
+    """The newer one is sent live; the older one is not sent after it, and is counted."""
     host = Host()
     subscriber, publisher = waits_for_what_is_retained(host)
     publisher.publish("r", payload, 0, retain=True)
@@ -103,7 +103,7 @@ def test_one_that_is_too_large_for_the_client_takes_no_place() -> None:
 
 
 def test_a_newer_one_read_from_the_log_takes_the_place_of_an_older_answer() -> None:
-    """The session is behind: what is published meanwhile is logged, and sent before a sibling has answered."""
+    """The session is behind: messages published meanwhile are logged, and sent before a sibling has answered."""
     host = Host(2)
     subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
     here = subscriber.node.index
@@ -126,7 +126,7 @@ def test_a_newer_one_read_from_the_log_takes_the_place_of_an_older_answer() -> N
 
 
 def test_the_topics_remembered_are_bounded() -> None:
-    """Long ones take no more than short ones."""
+    """Long topics take no more memory than short ones."""
     host = Host(limits={"outbox_bytes_max": 1 << 30})
     subscriber, publisher = waits_for_what_is_retained(host)
     subscriber.send(wire.subscribe(5, 10, ("many/#", 0)))
@@ -141,7 +141,7 @@ def test_the_topics_remembered_are_bounded() -> None:
 
 
 def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> None:
-    """The message was sent live since the first SUBSCRIBE asked, but not since the second."""
+    """The message was sent live after the first SUBSCRIBE asked, but not after the second."""
     host = Host(3)
     subscriber = host.connect("subscriber")
     here = subscriber.node.index
@@ -161,8 +161,8 @@ def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> 
 
 
 class Overtaken:
-    """Three workers: a subscriber's, a publisher's, and that of the topic's owner, which tells of a message that was
-    published after the SUBACK before what the publisher's worker has sent is there.
+    """Three workers: the subscriber's, the publisher's, and the topic's owner. The owner reports a message published
+    after the SUBACK before the copy from the publisher's worker arrives.
     """
 
     def __init__(self, qos: int, published: int) -> None:
@@ -174,7 +174,7 @@ class Overtaken:
         self.there = 3 - here - asked
         self.publisher = self.host.connect(client_at(self.there, 3))
         self.publisher.publish(self.topic, b"before", 1, retain=True)
-        self.subscriber.subscribe((self.topic, qos))  # all know what is wanted: the next SUBACK comes at once
+        self.subscriber.subscribe((self.topic, qos))  # all workers know the interest: the next SUBACK is sent at once
         self.subscriber.receive()
         self.host.held.add((here, asked))
         assert self.subscriber.subscribe((self.topic, qos)) == [qos]
@@ -187,7 +187,7 @@ class Overtaken:
         return [(packet.payload, packet.retain) for packet in self.subscriber.receive()]
 
     def check(self) -> None:
-        """Nothing waits any more."""
+        """Check that nothing waits any more."""
         assert self.host.nodes[self.here].retaining.open_questions == 0
         assert not self.subscriber.node.works_for(self.subscriber.session)
         assert not self.subscriber.session.is_watching
@@ -235,7 +235,7 @@ def test_the_subscription_ends_while_the_owners_answer_waits() -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_what_a_sibling_was_asked_before_it_was_away_is_answered_once(keeps: bool) -> None:
-    """It has several pages, and is asked anew when it is back: whatever it answers, each message is sent once."""
+    """The answer has several pages, and is requested again when the sibling is back: each message is sent once."""
     host = Host(2, stores=[KeptStore(), KeptStore()] if keeps else None)
     subscriber, publisher = host.connect(client_at(0, 2), 5), host.connect(client_at(1, 2))
     topics = [topic for topic in (f"r/{i}" for i in range(2400)) if owner(topic.encode(), 2) == 1]
@@ -255,7 +255,7 @@ def test_what_a_sibling_was_asked_before_it_was_away_is_answered_once(keeps: boo
 
 
 def test_topics_are_remembered_only_while_retained_messages_are_under_way() -> None:
-    """What watches for live messages must end, or it grows with every topic."""
+    """Tracking of live messages must end, or it grows with every topic."""
     host = Host(limits={"inflight_max": 1})
     subscriber, publisher = host.connect("subscriber", 5, expiry=10), host.connect("publisher")
     subscriber.subscribe(("block", 1), ("$share/g/s", 1), ("#", 0))
@@ -297,7 +297,7 @@ def test_retained_messages_are_queued_no_faster_than_they_are_taken(workers_: in
 
 
 def fill(host: Host, topics: int) -> None:
-    """So many retained messages, over all workers."""
+    """Publish this many retained messages, spread over all workers."""
     for i in range(topics):
         topic = b"r/%d/x" % i
         message = Message.create(topic, b"x", qos=1, retain=True, number=i + 1)
@@ -305,7 +305,7 @@ def fill(host: Host, topics: int) -> None:
 
 
 def all_of(peer: Peer, enough: int) -> list[str]:
-    """The topics of the PUBLISHes that come, as long as it takes."""
+    """Return the topics of all PUBLISHes that arrive, however long it takes."""
     got: list[str] = []
     for _ in range(400):
         got += [packet.topic for packet in peer.receive()]
@@ -316,7 +316,7 @@ def all_of(peer: Peer, enough: int) -> list[str]:
 
 
 def test_a_page_is_bounded_with_the_properties_of_its_messages() -> None:
-    """Their payloads are the smaller part of these."""
+    """Payloads are the smaller part of these messages."""
     host = Host()
     publisher, subscriber = host.connect("publisher", 5), host.connect("subscriber", 5)
     for number in range(200):
@@ -335,7 +335,7 @@ def test_a_page_is_bounded_with_the_properties_of_its_messages() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count: int) -> None:
-    """However many a SUBSCRIBE has, and how little they find: nothing takes long, and others have their turn."""
+    """However many filters a SUBSCRIBE has and however few match: no callback takes long, others get their turn."""
     host = Host(count, limits={"filters_per_packet_max": 10_000})
     fill(host, 20_000)
     subscriber, other = host.connect("subscriber", 5), host.connect("other", 5)
@@ -345,7 +345,7 @@ def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count:
     for i in range(40):
         other.publish("other", b"%d" % i, 1)
         host.turn()
-    assert len(subscriber.session.details.walks_waiting) > 100  # it is not done yet
+    assert len(subscriber.session.details.walks_waiting) > 100  # not finished yet
     assert len(other.receive()) == 40
     assert work.over() == {}
     assert all_of(subscriber, 1) == ["r/777/x"]
@@ -353,7 +353,7 @@ def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count:
 
 
 def test_what_waits_is_bounded_by_the_subscriptions() -> None:
-    """SUBSCRIBE and UNSUBSCRIBE of ever other filters while nothing is taken: only what is subscribed to waits."""
+    """SUBSCRIBE and UNSUBSCRIBE of ever new filters, nothing taken: only messages of current subscriptions wait."""
     host = Host()
     fill(host, 3000)
     subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
@@ -367,7 +367,7 @@ def test_what_waits_is_bounded_by_the_subscriptions() -> None:
         assert set(subscriber.session.details.walks_waiting) <= set(subscriber.session.filters())
         assert len(subscriber.session.details.walks) <= 32
     subscriber.send(wire.unsubscribe(5, 4, "r/+/x", "r/+/", *(f"again/{k}/#" for k in range(40))))
-    for _ in range(100):  # a connection is given so many filters in a tick
+    for _ in range(100):  # a connection may use so many filters in a tick
         host.pass_time(0.1)
         if subscriber.session.subscriptions == 0:
             break
@@ -379,7 +379,7 @@ def test_what_waits_is_bounded_by_the_subscriptions() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_lasting_session_gets_the_rest_when_it_is_back(count: int) -> None:
-    """Its connection ends in the middle of the answer: what was not queued yet is, when it has been resumed."""
+    """The connection ends in the middle of the answer: the remaining messages are queued once it is resumed."""
     host = Host(count)
     fill(host, 3000)
     subscriber = host.connect("subscriber", 5, expiry=100)
@@ -419,7 +419,7 @@ def test_a_session_that_ends_takes_its_walks_along() -> None:
 
 
 def some_of(peer: Peer, enough: int) -> list[str]:
-    """The topics of the first PUBLISHes of QoS 1, all acknowledged."""
+    """Return the topics of the first QoS 1 PUBLISHes; all are acknowledged."""
     got: list[str] = []
     while len(got) < enough:
         peer.host.pass_time(0.1)
@@ -433,7 +433,7 @@ def some_of(peer: Peer, enough: int) -> list[str]:
 
 
 def owed(host: Host) -> list[tuple[int, bytes]]:
-    """What the stores say that subscriptions are owed."""
+    """Return the retained messages still owed to subscriptions, by the stores."""
     values = [value for store in host.stores for _, value in store.scan(schema.SUBSCRIPTION)]
     return [each for value in values for each in decode_owed(value)]
 
@@ -450,7 +450,7 @@ def fill_stored(host: Host, topics: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("enough", [0, 1200])
 def test_a_lasting_session_gets_the_rest_after_a_crash(count: int, enough: int) -> None:
-    """Its SUBSCRIBE was answered, and the workers were killed in the middle of what it asked for."""
+    """The SUBSCRIBE was answered, and the workers were killed in the middle of sending the retained messages."""
     host = Host(count, stores=[KeptStore() for _ in range(count)])
     fill_stored(host, 3500)
     subscriber = host.connect("subscriber", 5, clean=False, expiry=100)
@@ -469,7 +469,7 @@ def test_a_lasting_session_gets_the_rest_after_a_crash(count: int, enough: int) 
     assert again.session_present
     got += all_of(again, 3500 - len(got))
     assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(3500))
-    assert len(got) <= 3500 + 100  # what was not known as acknowledged comes again
+    assert len(got) <= 3500 + 100  # messages not known to be acknowledged are sent again
     host.pass_time(1)
     assert owed(host) == []
     assert not again.session.is_watching
@@ -510,7 +510,7 @@ def test_what_is_owed_by_another_number_of_workers(tmp_path: Path) -> None:
 def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_and_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The client comes back with a large window, and takes all before the former connection's timer has run out."""
+    """The client returns with a large window, and takes everything before the former connection's timer fires."""
     monkeypatch.setattr(retaining, "_PAGE", 2)
     monkeypatch.setattr(retaining, "_QUEUED_MAX", 2)
     topics = [f"r/{number}" for number in range(6)]
@@ -524,7 +524,7 @@ def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_a
     host.settle()
     host.lose(subscriber)
     here = home("subscriber", 2)
-    host.held.add((1 - here, here))  # the sibling's part is not done when the timer runs out
+    host.held.add((1 - here, here))  # the sibling's part is unfinished when the timer fires
     again = host.connect("subscriber", 5, clean=False, expiry=600)
     got = again.receive()
     host.pass_time(0.2)
@@ -538,7 +538,7 @@ def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_a
 
 
 def test_what_was_queued_is_still_there_after_a_crash_with_the_clock_put_back() -> None:
-    """Records are named by numbers that come from the clock: one that is given later is none of those that wait."""
+    """Records are named by numbers from the clock: a number given later equals none of a waiting record."""
     host = Host(stores=[KeptStore()])
     publisher = host.connect("publisher")
     for i in range(8):
@@ -553,7 +553,7 @@ def test_what_was_queued_is_still_there_after_a_crash_with_the_clock_put_back() 
 
 
 def test_what_came_before_a_subscribe_is_no_answer_to_it_after_a_crash() -> None:
-    """[MQTT-3.3.1-9]: the log has a message from before the SUBSCRIBE, and its retained copy is sent all the same."""
+    """[MQTT-3.3.1-9]: the log has a message from before the SUBSCRIBE, and its retained copy is still sent."""
     host = Host(stores=[KeptStore()])
     fill_stored(host, 1100)
     publisher = host.connect("publisher")

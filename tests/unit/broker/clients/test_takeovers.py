@@ -18,7 +18,7 @@ def test_a_fight_is_slowed_down_more_and_more() -> None:
     while len(refusals) < 9:
         seconds = takeovers.refused_seconds("x", 3, now)
         if not seconds:
-            continue  # it has gained one meanwhile
+            continue  # it has regained one meanwhile
         refusals.append(seconds)
         assert takeovers.refused_seconds("x", 3, now + seconds / 2) == pytest.approx(seconds / 2)
         now += seconds

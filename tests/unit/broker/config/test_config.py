@@ -1,4 +1,4 @@
-"""Settings: every mistake at once with its key path, the order of precedence, and a complete documentation."""
+"""Settings: all mistakes reported at once with their key paths, the order of precedence, and complete documentation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ELSEWHERE = {
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """``write(text)`` makes a configuration file and gives its path."""
+    """``write(text)`` makes a configuration file and returns its path."""
 
     def write_one(text: str) -> str:
         path = tmp_path / "mqttd.toml"
@@ -236,7 +236,7 @@ def test_a_password_file_closes_the_door_and_lets_other_addresses_be_listened_on
         settings = load(None, {"MQTTD_PASSWORD_FILE": str(path)}, {"host": [host]})
         assert not settings.anonymous_allowed
         assert settings.credentials is not None
-        assert settings.model_copy(update={"workers": 2}).credentials is settings.credentials  # what is forked is read
+        assert settings.model_copy(update={"workers": 2}).credentials is settings.credentials  # read before a fork
         assert load(None, {}, {"password_file": str(path), "allow_anonymous": True}).anonymous_allowed
     assert load(None).credentials is None
 
@@ -270,7 +270,7 @@ def test_the_settings_of_leveldb_are_those_of_its_store(write: Write) -> None:
 
 
 def edges() -> list[object]:
-    """(key path, value) of every number at the least and the greatest that its description allows."""
+    """Return (key path, value) of every number at the least and the greatest that its description allows."""
     found: list[object] = []
     for path, field in config.leaves():
         whole = int in {field.annotation, *get_args(field.annotation)}
@@ -282,7 +282,7 @@ def edges() -> list[object]:
     return found
 
 
-#: edges that another bound's default stands against, and which of the two says so
+#: edges that contradict another bound's default, and which of the two reports it
 AGAINST = {
     ("session_expiry_seconds_default_v3", 0xFFFFFFFF): "limits.session_expiry_seconds_default_v3",
     ("link_silence_seconds_max", 3600): "limits.link_silence_seconds_max",
@@ -294,7 +294,7 @@ AGAINST = {
 def test_every_number_can_be_as_small_and_as_large_as_its_description_says(
     write: Write, path: tuple[str, ...], value: float
 ) -> None:
-    """0 where 0 means "any number" or "for ever" is no contradiction to the default of something else."""
+    """0 with the meaning "any number" or "for ever" does not contradict another setting's default."""
     file = write(f"[{path[0]}]\n{path[1]} = {value}\n" if len(path) == 2 else f"{path[0]} = {value}\n")
     against = AGAINST.get((path[-1], value))
     if against is None:
@@ -354,7 +354,7 @@ def test_every_bound_names_its_unit_and_every_setting_is_described() -> None:
 
 
 def test_the_counter_of_every_bound_exists() -> None:
-    """Only the log knows of a worker that hangs, of one that is killed at the end, and of lines it leaves out."""
+    """Only the log reports a worker that hangs, one that is killed at the end, and lines that were left out."""
     events = {"worker_hung", "workers_killed_stopping", "log_suppressed"}
     for name, field in config.Limits.model_fields.items():
         assert isinstance(field.json_schema_extra, dict)

@@ -1,4 +1,4 @@
-"""The bounds of the data path have one list, and each is filled by the setting that has its name, or nothing starts."""
+"""The bounds of the data path have one list, and each has a setting of its name; otherwise nothing starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS: dict[str, type[BaseModel]] = {"limits": Bounds, "protocol": Protocol, ""
 
 
 def test_every_field_has_the_value_of_its_setting() -> None:
-    """Each is given another value than it has by default."""
+    """Each setting has a value that differs from its default."""
     changed = {}
     for name, source in data_path.sources(data_path.fields(), MODELS).items():
         value = source.value(Settings())
@@ -43,7 +43,7 @@ def test_every_field_has_the_value_of_its_setting() -> None:
 
 
 def whole(values: dict[str, float]) -> dict[str, float]:
-    """Without fractions that are none."""
+    """Return the values with whole floats as integers."""
     return {key: int(value) if value == int(value) else value for key, value in values.items()}
 
 
@@ -59,7 +59,7 @@ def test_a_name_of_two_settings_is_an_error() -> None:
 
 
 def test_a_broker_with_a_misspelt_bound_does_not_start(mqttd: Command) -> None:
-    """A field of the data path that no setting fills ends the start, before anybody is served."""
+    """A field of the data path without a setting ends the start before any client is served."""
     program = "import sys, broker.config.data_path as d; d.fields = lambda: ['packet_bytes_max', 'outbox_byte_max']\n"
     command = mqttd("--port", "0", "--workers", "2", "--store", "memory", program=program)
     assert command.status() != 0
@@ -68,7 +68,7 @@ def test_a_broker_with_a_misspelt_bound_does_not_start(mqttd: Command) -> None:
 
 
 def test_what_the_data_path_cannot_count_is_refused() -> None:
-    """A queue_messages_max of 2^32 ended every worker at its start, and at a reload."""
+    """A queue_messages_max of 2^32 once ended every worker, at its start and at a reload."""
     for setting in ("limits.queue_messages_max", "limits.half_open_per_address_max"):
         with pytest.raises(ConfigError) as error:
             load(None, {f"MQTTD_{setting.upper().replace('.', '__')}": str(2**32)})
@@ -85,7 +85,7 @@ def test_the_highest_bounds_that_the_configuration_takes_are_served_with() -> No
         for bound in field.metadata
         if field.annotation is int and hasattr(bound, "le")
     }
-    del highest["tick_connection_bytes_max"]  # the size of a buffer
+    del highest["tick_connection_bytes_max"]  # it is the size of a buffer
     assert len(highest) > 40
     with Mqttd(2, {"limits": {**highest, "session_expiry_seconds_max": 0}}) as broker:
         client = Client(broker.address, 5)

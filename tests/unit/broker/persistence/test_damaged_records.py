@@ -1,8 +1,8 @@
-"""Any record of a store, damaged in any way: the broker starts over it with any number of workers, everybody else has
-what was theirs, and `store verify` ends with a word about it.
+"""Any record of a store, damaged in any way: the broker starts with any number of workers, all other clients have their
+state, and `store verify` ends with a report of it.
 
-What a record says may be damaged so that it can still be read (a bit of a payload): then its own client may see that,
-and nobody else.
+A damaged record may still be readable (a flipped bit of a payload): then its own client may see the damage, and no
+other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OF_NOBODY = {schema.EVENT, schema.TRIMMED, schema.DROPPED, schema.WANTED}
 
 @dataclass(frozen=True)
 class Whole:
-    """Stores in which nothing is damaged, and what each client has there."""
+    """Undamaged stores, and the state that each client has there."""
 
     stores: list[Path]
     records: list[tuple[int, bytes, bytes]]
@@ -43,7 +43,7 @@ def bodies(peer: Peer) -> list[bytes]:
 
 
 def answered(peer: Peer) -> list[bytes]:
-    """All that it has, whatever Receive Maximum."""
+    """Return all messages of a session, whatever its Receive Maximum; each is acknowledged."""
     found: list[bytes] = []
     while got := bodies(peer):
         found += got
@@ -100,7 +100,7 @@ def copied(whole: Whole, directory: Path) -> list[Path]:
 
 
 def read(stores: list[Path], now: int) -> dict[str, list[bytes]]:
-    """What each client that has its session finds there; every worker sweeps."""
+    """Return the state that each client with a session finds; every worker sweeps."""
     host = on_disk(stores, start_ms=now)
     found = {}
     try:
@@ -140,14 +140,14 @@ def is_of(key: bytes, name: str) -> bool:
 def test_whatever_is_damaged_the_rest_serves(
     whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str], after: int
 ) -> None:
-    """A record drawn of a family that is drawn; the seed names the try."""
+    """A random record of a random family; the seed identifies the attempt."""
     families = sorted({key[:1] for _, key, _ in whole.records})
     for seed in range(after, TRIES, 3):
         rng = random.Random(seed)
         family = rng.choice(families)
         worker, key, value = rng.choice([each for each in whole.records if each[1][:1] == family])
         if key in (schema.SCHEMA, schema.STORE):
-            continue  # whose store it is is not guessed: these are refused
+            continue  # the identity of a store is not guessed: these are refused
         new = damaged(rng, value)
         what = f"seed {seed}: {key!r} is {new!r}"
         stores = copied(whole, tmp_path / str(seed))
@@ -172,7 +172,7 @@ def test_whatever_is_damaged_the_rest_serves(
 @pytest.mark.parametrize("family", [schema.PART, schema.TRIMMED, schema.DROPPED, schema.WANTED])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 8, b"\xff" * 48, b"\x01\x00\x00\x00" + b"\xff" * 32])
 def test_a_damaged_index_serves_what_can_be_read(tmp_path: Path, family: bytes, value: bytes) -> None:
-    """Its first part, or what is known of it: all messages but those of that part come, and what is read is deleted."""
+    """An index's first part or its range is damaged: messages of all other parts arrive; those read are deleted."""
     store = tmp_path / "0"
     store.mkdir()
     host = on_disk([store])
@@ -211,7 +211,7 @@ def test_a_damaged_index_serves_what_can_be_read(tmp_path: Path, family: bytes, 
 
 
 def test_positions_that_a_disk_has_lost_are_given_anew(tmp_path: Path) -> None:
-    """The end of the log is lost with what said how long it was: sessions that had read it get what comes next."""
+    """The end of the log is lost with the record of its length: sessions that had read it get what follows."""
     store = tmp_path / "0"
     store.mkdir()
     host = on_disk([store])

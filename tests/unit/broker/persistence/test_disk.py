@@ -1,4 +1,4 @@
-"""A disk that is full, or fails: who is told what, and that nothing is promised and nothing lost."""
+"""A disk that is full or fails: who gets which answer; nothing is promised and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = {"store_error_seconds_max": WAIT}
 
 
 def full_host(many: int = 1) -> tuple[Host, Peer]:
-    """Hosts whose stores keep, and a stored session on `t/#` at QoS 2 that is connected."""
+    """Return hosts with persistent stores and a connected, stored session on `t/#` at QoS 2."""
     host = Host(many, stores=[KeptStore() for _ in range(many)], limits=LIMITS)
     subscriber = lasting(host, "s", 5)
     subscriber.subscribe(("t/#", 2))
@@ -36,7 +36,7 @@ def set_full(subscriber: Peer, host: Host, why: str | None = FULL) -> None:
 
 
 def elsewhere(host: Host, node: Any, version: int) -> Peer:
-    """A client of another worker, if there is one."""
+    """Return a client of another worker, if there is one."""
     found = (host.connect(f"p{version}{number}", version) for number in range(64))
     return next(peer for peer in found if peer.node is not node or len(host.nodes) == 1)
 
@@ -106,14 +106,14 @@ def test_deliveries_and_handshakes_go_on_while_there_is_little_room() -> None:
     assert sorted(packet.payload for packet in subscriber.receive()) == [b"1", b"2"]
     assert sent(host, "new", 5, properties={"session_expiry_interval": 9}).next("CONNACK").reason == 0x88
     assert subscriber.subscribe(("u", 1)) == [0x97]
-    # what gives room back is welcome
+    # requests that free space are accepted
     assert sent(host, "s", 5, clean=True, will=WILL).next("CONNACK").reason == 0x88
     assert sent(host, "s", 5, clean=True).next("CONNACK").reason == 0
     assert not [key for key in store_of(host).records if b"s" in key[1:] and key[:1] in (b"S", b"T", b"V")]
 
 
 def taken(version: int, qos: int, payload: bytes = b"taken") -> tuple[Host, Peer, Peer, KeptStore]:
-    """A publish that was routed, and then the disk refuses: (host, subscriber, publisher, store)."""
+    """A publish was routed, then the disk refuses: (host, subscriber, publisher, store)."""
     host, store = kept(manual=True, limits=LIMITS)
     store.manual = False
     subscriber, publisher = lasting(host, "s", 5), lasting(host, "p", version)
@@ -146,7 +146,7 @@ def test_what_was_taken_is_acknowledged_when_the_disk_is_well_in_time(version: i
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_was_taken_is_given_up_after_a_while_and_never_comes_twice(qos: int) -> None:
     host, _, publisher, store = taken(5, qos)
-    publisher.publish("t", b"new", qos)  # its refusal may not overtake
+    publisher.publish("t", b"new", qos)  # its refusal must not overtake the first one
     host.settle()
     publisher.silent()
     host.pass_time(WAIT + 1.5)
@@ -177,17 +177,17 @@ def test_before_mqtt_5_the_connection_of_what_was_taken_is_closed(version: int) 
     host.settle()
     publisher = lasting(host, "p", version)
     assert publisher.session_present or version == 3
-    publisher.send(wire.publish(version, "t", b"taken", qos=2, packet_id=1, dup=True))  # it has had no answer
+    publisher.send(wire.publish(version, "t", b"taken", qos=2, packet_id=1, dup=True))  # no answer was received
     host.settle()
     publisher.next("PUBREC")
     assert [packet.payload for packet in lasting(host, "s", 5).receive()] == [b"taken"]
 
 
-# -------------------------------------------------------------------- what waits for its record and is no message
+# -------------------------------------------------------------------- packets other than PUBLISH that wait for a record
 
 
 def failing(store: KeptStore, host: Host) -> None:
-    """What waits from now on waits for a disk that refuses."""
+    """Make the disk refuse: everything that waits from now on waits for it."""
     store.failed = REFUSES
     host.settle()
 
@@ -217,7 +217,7 @@ def test_a_connect_that_waits_is_refused_after_a_while_and_leaves_nothing(versio
 
 
 def test_a_connect_that_is_refused_leaves_the_session_it_found_as_it_was() -> None:
-    """Its expiry, and a will that waits for its delay."""
+    """The expiry is unchanged, and so is a will that waits for its delay."""
     host, store = kept(limits=LIMITS)
     watcher = lasting(host, "watcher", 5)
     watcher.subscribe(("will", 1))
@@ -274,7 +274,7 @@ def test_a_subscribe_that_waits_is_refused_after_a_while_and_taken_back(version:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_subscription_that_was_replaced_cannot_be_taken_back(version: int) -> None:
-    """Nothing is said: the connection is closed, and the session has what it was subscribed to."""
+    """No answer is sent: the connection is closed, and the session keeps its former subscription."""
     host, store = kept(limits=LIMITS)
     client = lasting(host, "c", version)
     client.subscribe(("t", 1))
@@ -376,7 +376,7 @@ def test_the_end_of_it_is_told_to_siblings_that_were_away() -> None:
 
 @pytest.mark.parametrize("well_again", [False, True])
 def test_thousands_that_wait_are_answered_in_pieces(well_again: bool) -> None:
-    """Of those whose turn has not come when the disk is well again nobody is refused what is stored."""
+    """Publishers whose turn has not come when the disk recovers are not refused messages that are stored."""
     host = Host(stores=[store := KeptStore()], limits={**LIMITS, "filters_per_second_max": 0})
     lasting(host, "s", 5).subscribe(("t/#", 1))
     publishers = [host.connect(f"p{number}", 4 if number == 1999 else 5) for number in range(2000)]

@@ -1,4 +1,4 @@
-"""What a worker keeps of its links: the hand-off log, positions, and what leaves only when it is stored."""
+"""A worker's records of its links: the hand-off log, positions, and messages that leave only when stored."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_links_begin_where_the_store_says() -> None:
 
 
 def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
-    """They become records of their own before the next position is stored over them."""
+    """The refusals become separate records before the next position overwrites that one."""
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
@@ -155,7 +155,7 @@ def test_the_records_of_links_are_decoded_or_refused() -> None:
 
 
 class Delayed(HandoffLog):
-    """Stored when the test says so."""
+    """A store that stores when the test says so."""
 
     def __init__(self) -> None:
         super().__init__(stream=5)
@@ -167,17 +167,17 @@ class Delayed(HandoffLog):
 
 
 class Deaf:
-    """Hears the events of a link and does nothing."""
+    """A listener that receives the events of a link and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return self._nothing
 
     def _nothing(self, *arguments: Any) -> None:
-        """Whatever it was."""
+        """Do nothing, for any arguments."""
 
 
 def test_a_batch_that_is_held_leaves_when_it_is_stored_and_what_goes_before_it_is_stored_too() -> None:
-    """Should the worker die, no batch is sent again without those before it: that would change the order."""
+    """If the worker dies, no batch may be sent again without the preceding ones: that would change the order."""
     sent: list[list[bytes]] = []
     back: list[list[bytes]] = []
 

@@ -1,4 +1,4 @@
-"""What is recorded of clients: every kind, once, with what was so; bounded per second; summed up per minute."""
+"""Recorded client events: every kind, once, with its details; bounded per second; summed up per minute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINUTE_MS = 60_000
 
 
 def recorded(host: Host, *kinds: str) -> list[dict[str, Any]]:
-    """The events of these kinds, or of all, in their order; numbers rise."""
+    """Return the events of these kinds, or all events, in order; their numbers rise."""
     found, last = [], 0
     for number, value in store_of(host).recorded:
         assert number > last
@@ -57,7 +57,7 @@ def test_a_clean_connection_is_two_events(version: int) -> None:
 
 
 def test_nobody_waits_for_an_event() -> None:
-    """The disk has nothing, and the events make no batch of their own."""
+    """The disk takes nothing, and events make no batch of their own."""
     host, store = kept(manual=True)
     host.pass_time(0.1)
     batches = len(store.batches)
@@ -197,7 +197,7 @@ def test_a_full_disk_takes_no_events_and_says_later_how_many() -> None:
 
 
 def test_drops_add_up_by_client_and_reason() -> None:
-    """What is told of a minute is what the counters have counted in it."""
+    """The drops reported for a minute equal those that the counters counted in it."""
     host, _ = kept(limits={"queue_messages_max": 5, "outbox_bytes_max": 4096}, queue_full="drop_oldest")
     away, offline0 = lasting(host, "away", 5), lasting(host, "offline0", 5)
     away.subscribe(("t", 1))
@@ -310,7 +310,7 @@ def test_traffic_by_the_first_levels_of_topics() -> None:
     found = traffic(host)
     dropped = host.counters()["dropped_outbox_full"]
     slow_delivered = 60 - dropped
-    assert found.pop("slow/y") == (slow_delivered, dropped + 30)  # and away wants no QoS 0
+    assert found.pop("slow/y") == (slow_delivered, dropped + 30)  # `away` gets no QoS 0
     assert found == {"a/b": (4, 0), "a": (2, 0), "/": (2, 0), "a/bb": (1, 1), "nobody/x": (1, 1)}
     assert sum(each[0] for each in traffic(host).values()) == host.counters()["publish_sent"]
 

@@ -1,4 +1,4 @@
-"""What sessions have at most, through the store: it is written, read back, verified and carried over."""
+"""Sessions at their limits in the store: written, read back, verified and carried over."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PACKET_FILTERS = 5000
 
 
 def verify(directory: Path, capsys: pytest.CaptureFixture[str], workers: int = 1) -> None:
-    """`mqttd store verify` has nothing to say."""
+    """Check that `mqttd store verify` reports nothing."""
     status = inspection.verify([inspection.Place(path) for path in paths(directory, workers)])
     assert status == 0, capsys.readouterr().out
 
 
 def restarted(directory: Path, host: Host, workers: int = 1) -> Host:
-    """The host as its next start finds it."""
+    """Return the host after its next start."""
     let_go(host)
     return on_disk(paths(directory, workers), start_ms=host.now_ms)
 
@@ -36,7 +36,9 @@ def restarted(directory: Path, host: Host, workers: int = 1) -> Host:
 def test_more_subscriptions_made_while_behind_than_16_bits_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """66,000 subscriptions of a client that is behind: windows stay small, and another number of workers takes them."""
+    """66,000 subscriptions of a client that is behind: windows stay small, and another number of workers takes them
+    over.
+    """
     host = on_disk(paths(tmp_path, 1))
     client = lasting(host, "c", 5, properties={"receive_maximum": 1})
     client.subscribe(("early", 1))
@@ -71,7 +73,7 @@ def test_more_subscriptions_made_while_behind_than_16_bits_count(
 def test_a_subscription_is_counted_with_the_client_id_of_its_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], client_id: str
 ) -> None:
-    """session_bytes_max bounds what the subscriptions of one client have on the disk, however long its client id is."""
+    """session_bytes_max limits the disk space of one client's subscriptions, however long its client id is."""
     size, most = len(client_id.encode()), 2_000_000
     host = on_disk(paths(tmp_path, 1), limits={"session_bytes_max": most})
     client = lasting(host, client_id, 5)
@@ -85,14 +87,14 @@ def test_a_subscription_is_counted_with_the_client_id_of_its_record(
     host = restarted(tmp_path, host)
     verified = lasting(host, client_id, 5)
     assert verified.session.subscriptions == fit
-    assert verified.subscribe((text.format(0), 1), (text.format(fit), 1)) == [1, 1]  # the default has room for more
+    assert verified.subscribe((text.format(0), 1), (text.format(fit), 1)) == [1, 1]  # the default allows more
     let_go(host)
     verify(tmp_path, capsys)
 
 
 @pytest.mark.mqtt("5:3.1.3-12")
 def test_usernames_of_every_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """None, empty and up to the longest that MQTT has: sessions outlive a restart and another number of workers."""
+    """None, empty, and up to the longest of MQTT: sessions survive a restart and another number of workers."""
     host = on_disk(paths(tmp_path, 1))
     usernames = [None, *("u" * length for length in (0, 1, 0xFFFE, 0xFFFF))]
     for number, username in enumerate(usernames):
@@ -114,8 +116,8 @@ def test_usernames_of_every_length(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_subscription_identifiers_of_a_message_in_flight(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """Of so many filters that match: 5 bytes each, about 65,536 in all. An UNSUBSCRIBE keeps the message in a record of
-    its own, which is read after a restart and carried over.
+    """About 65,536 matching filters, whose identifiers take 5 bytes each. An UNSUBSCRIBE moves the message to a record
+    of its own, which is read after a restart and carried over.
     """
     host = on_disk(paths(tmp_path, 1), limits={"filters_per_second_max": 100_000, "wildcard_arrangements_max": 0})
     client = lasting(host, "c", 5)
@@ -146,7 +148,7 @@ def test_subscription_identifiers_of_a_message_in_flight(
 
 @pytest.fixture
 def refusing() -> Iterator[None]:
-    """A process that refuses characters that the standard lets it refuse, from when `refuse_disallowed` says so."""
+    """A process that refuses the characters that the standard lets it refuse, once `refuse_disallowed` is set."""
     yield
     refuse_disallowed(False)
 
@@ -154,8 +156,8 @@ def refusing() -> Iterator[None]:
 @pytest.mark.mqtt("5:1.5.4-1")
 @pytest.mark.usefixtures("refusing")
 def test_characters_that_are_refused_from_now_on_were_stored_before(tmp_path: Path) -> None:
-    """Everything that has properties, with a control character in a user property: the next start reads it, and what
-    a sibling sends on is taken.
+    """Every record with properties has a control character in a user property: the next start reads it, and forwarded
+    messages of a sibling are accepted.
     """
     host = on_disk(paths(tmp_path, 2))
     odd = {"message_expiry_interval": 1000, "user_property": [("a\x01", "b")]}
@@ -176,14 +178,14 @@ def test_characters_that_are_refused_from_now_on_were_stored_before(tmp_path: Pa
 
 
 def records(host: Host, family: bytes) -> dict[bytes, bytes]:
-    """Those of a family, when all is written."""
+    """Return the records of a family once everything is written."""
     host.settle()
     host.stores[0].collect()
     return dict(host.stores[0].scan(family))
 
 
 def taken(host: Host, peer: Peer) -> list[wire.Packet]:
-    """What has come, unanswered."""
+    """Return the packets that have arrived; none is acknowledged."""
     host.settle()
     packets = list(peer.packets)
     peer.packets.clear()
@@ -193,8 +195,8 @@ def taken(host: Host, peer: Peer) -> list[wire.Packet]:
 @pytest.mark.mqtt("5:4.3.3-9", "5:4.4.0-1")
 @pytest.mark.parametrize("count", [128, 129, 65_535])
 def test_packet_identifiers_that_have_arrived(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
-    """QoS 2 without PUBREL, up to all Packet Identifiers there are: each is stored with a record of some hundred bytes,
-    and after a restart, and with another number of workers, none is taken for a new message.
+    """QoS 2 without PUBREL, with every possible Packet Identifier: each is stored in a record of some hundred bytes,
+    and after a restart, or with a different number of workers, none is taken for a new message.
     """
     limits = {"receive_maximum": 65_535}
     host = on_disk(paths(tmp_path, 1), limits=limits)
@@ -243,8 +245,9 @@ def test_packet_identifiers_that_have_arrived(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.mqtt("5:4.4.0-1", "5:4.6.0-6")
 @pytest.mark.parametrize("count", [128, 129, 2000])
 def test_messages_in_flight(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
-    """As many as that, QoS 1 and 2, some answered by PUBREC: they come again under their Packet Identifiers, in order,
-    after a restart, with another number of workers, and with pages that were written at different times.
+    """As many messages as Packet Identifiers, QoS 1 and 2, some answered by PUBREC: they are sent again under their
+    Packet Identifiers, in order, after a restart, with a different number of workers, and with pages that were written
+    at different times.
     """
     limits = {"inflight_max": 65_535, "receive_maximum": 65_535}
     host = on_disk(paths(tmp_path, 1), limits=limits)

@@ -1,4 +1,4 @@
-"""Sessions and subscriptions over the death of a worker, and what waits for the disk."""
+"""Sessions and subscriptions across the death of a worker, and answers that wait for the disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_session_and_its_subscriptions_are_there_after_a_crash(version: int) -
     assert not client.session_present
     assert client.subscribe(("a/+", 1), ("b", 0), ("c", 2)) == [1, 0, 2]
     client.unsubscribe("b")
-    for payload in (b"1", b"2"):  # what was recovered is as good as what was made
+    for payload in (b"1", b"2"):  # a recovered session works like a new one
         host = host.crash()
         assert sorted(session(host, "c").filters()) == [b"a/+", b"c"]
         publisher = host.connect("p")
@@ -54,7 +54,7 @@ def test_the_options_of_a_subscription_are_those_of_its_last_subscribe() -> None
 
 
 def test_a_subscription_does_not_reach_back_over_a_crash() -> None:
-    """What was published before it was made is in the log, for another session, and is not for this one."""
+    """Messages published before the subscription are in the log for another session; this one does not get them."""
     host, _ = kept()
     other = lasting(host, "other")
     other.subscribe(("t", 1))
@@ -64,7 +64,7 @@ def test_a_subscription_does_not_reach_back_over_a_crash() -> None:
     publisher.publish("t", b"before", qos=1)
     host.settle()
     client.subscribe(("t", 1))
-    client.subscribe(("t", 2))  # replaced: it begins where it began
+    client.subscribe(("t", 2))  # replaced: it keeps its beginning
     host = host.crash()
     host.connect("p").publish("t", b"after", qos=1)
     assert [packet.payload for packet in lasting(host, "c").receive()] == [b"after"]
@@ -143,7 +143,7 @@ def test_the_version_of_a_resumed_session_is_that_of_its_last_connection() -> No
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("answered", ["", "PUBREC", "PUBCOMP"])
 def test_a_qos_2_message_in_flight_goes_on_where_it_was(version: int, answered: str) -> None:
-    """Whatever its receiver had answered when the worker died, it is delivered once."""
+    """Whatever its receiver had answered when the worker died, each message is delivered once."""
     host, _ = kept()
     client = lasting(host, "c", version)
     client.subscribe(("t", 2))
@@ -188,7 +188,7 @@ def test_a_qos_2_publish_that_was_taken_is_not_taken_again(version: int) -> None
 
 
 def test_what_belonged_to_a_session_that_expired_is_deleted() -> None:
-    """Its window, and messages that stand in no index: retained ones it had asked for."""
+    """The window is deleted, and so are messages in no index: retained ones that the session had asked for."""
     host, _ = kept()
     host.connect("p").publish("t", b"x", qos=1, retain=True)
     host.settle()
@@ -223,7 +223,7 @@ def test_shares_of_a_session_that_expired_while_the_broker_was_down_go_to_anothe
 
 
 def test_no_session_expires_before_siblings_can_be_reached() -> None:
-    """Its shares of groups, and its will, are for whoever is there by then."""
+    """Shares of groups and the will go to the workers that are reachable by then."""
     host, store = kept()
     host.lose(lasting(host, "c", 5, expiry=10))
     node = Node(0, 1, host.settings, store.after_crash(), KeptLog(), host.now_ms, START_WALL_MS)
@@ -282,18 +282,18 @@ def test_the_expiry_of_disconnect_is_stored() -> None:
     assert host.crash(seconds=100).node.sessions.get("c") is not None
 
 
-# ------------------------------------------------------------------------------------------- what waits for the disk
+# ---------------------------------------------------------------------------------------------- waiting for the disk
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_connack_of_a_new_session_waits_for_the_disk(version: int) -> None:
-    """And so does all that the client sent behind its CONNECT [MQTT-3.2.0-1]."""
+    """All answers to packets that the client sent behind its CONNECT wait, too [MQTT-3.2.0-1]."""
     host, _ = kept(manual=True)
     properties = {"session_expiry_interval": 100} if version == 5 else {}
     client = sent(host, "c", version, clean=False, properties=properties)
     client.send(wire.subscribe(version, 1, ("t", 1)) + wire.publish(version, "u", b"x", qos=1, packet_id=2))
     client.silent()
-    assert host.crash().node.sessions.get("c") is None  # nothing was promised
+    assert host.crash().node.sessions.get("c") is None  # no CONNACK was sent
     commit(host)
     assert client.next("CONNACK").reason == 0
     commit(host)
@@ -308,7 +308,7 @@ def test_connack_waits_for_nothing_where_nothing_is_promised() -> None:
     commit(host)
     client.next("CONNACK")
     host.lose(client)
-    assert lasting(host, "c").session_present  # resumed as it was
+    assert lasting(host, "c").session_present  # resumed unchanged
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -321,7 +321,7 @@ def test_connack_that_says_that_a_session_has_ended_waits_for_the_disk(version: 
     client.silent()
     assert host.crash().node.sessions.get("c") is not None
     host.lose(client)
-    client = sent(host, "c", version)  # and the same of one that finds it ended
+    client = sent(host, "c", version)  # the same for a connection that finds it ended
     client.silent()
     commit(host)
     assert not client.next("CONNACK").session_present
@@ -368,7 +368,7 @@ def test_subscriptions_of_a_session_that_is_not_stored_wait_for_nothing() -> Non
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_second_connect_takes_the_place_of_one_that_waits(clean: bool) -> None:
-    """One session; the first connection is told nothing [MQTT-3.2.0-1], the second that there was no session."""
+    """One session; the first connection gets no answer [MQTT-3.2.0-1], the second one Session Present 0."""
     host, _ = kept(manual=True)
     properties = {"session_expiry_interval": 100}
     first = sent(host, "c", 5, clean=False, properties=properties)
@@ -399,7 +399,7 @@ def test_a_second_connect_that_finds_a_session_says_so() -> None:
 
 
 def test_a_second_connect_takes_over_and_waits() -> None:
-    """The first one is open; the second asks for another expiry."""
+    """The first connection is open; the second one asks for a different expiry."""
     host, _ = kept()
     first = lasting(host, "c", 5, expiry=10)
     store_of(host).manual = True
@@ -431,7 +431,7 @@ def test_a_connection_that_is_lost_while_it_waits_leaves_the_session_it_found() 
     host.lose(client)
     commit(host)
     assert not client.packets
-    host.pass_time(9)  # what it was promised is what it was told
+    host.pass_time(9)  # its last CONNACK determines the expiry
     assert host.node.sessions.get("c") is not None
     host.pass_time(2)
     assert host.node.sessions.get("c") is None
@@ -453,7 +453,7 @@ def test_those_that_wait_count_for_connections_max() -> None:
 
 
 def test_the_number_of_connections_is_exact_over_take_overs_of_those_that_wait() -> None:
-    """A place is given back for each that is taken over, and the newest has its own."""
+    """Each take-over gives a place back, and the newest connection has one of its own."""
     host, _ = kept(manual=True, limits={"connections_max": 2})
     for _ in range(5):
         last = sent(host, "c", 5, clean=False, properties={"session_expiry_interval": 100})
@@ -469,9 +469,9 @@ def test_the_number_of_connections_is_exact_over_take_overs_of_those_that_wait()
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: bool) -> None:
-    """It has nothing in the store, whatever the disk does."""
+    """The client has no records in the store, whatever the disk does."""
     host, store = kept(manual=True)
-    sent(host, "other", 4, clean=False)  # something waits for the disk
+    sent(host, "other", 4, clean=False)  # a record waits for the disk
     if fails:
         store.failed = "no space left on device since 1"
     for _ in range(3):
@@ -480,7 +480,7 @@ def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: 
         host.lose(client)
 
 
-# ------------------------------------------------------------------------------------------ a disk that takes nothing
+# ----------------------------------------------------------------------------------------- a disk that stores nothing
 
 
 def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
@@ -493,7 +493,7 @@ def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
     assert sent(host, "new", 4, clean=False).next("CONNACK").reason == 3
     assert sent(host, "willing", 5, will=WILL).next("CONNACK").reason == 0x88
     assert sent(host, "c", 5, clean=True).next("CONNACK").reason == 0x88
-    client = lasting(host, "c", 5, expiry=100)  # what is there can be read
+    client = lasting(host, "c", 5, expiry=100)  # stored sessions can be read
     assert client.session_present
     assert client.subscribe(("u", 1)) == [0x97]
     assert host.connect("clean", 5).subscribe(("u", 1)) == [1]
@@ -502,22 +502,22 @@ def test_while_nothing_can_be_stored_nothing_is_promised() -> None:
     assert lasting(host, "new").subscribe(("t", 1)) == [1]
 
 
-# ------------------------------------------------------------------------------------------------------ any moment
+# ------------------------------------------------------------------------------------------------ crashes at any moment
 
 
 class Client:
-    """One client id, and what it knows of its session."""
+    """One client id, and the state that it expects of its session."""
 
     def __init__(self, host: Host, client_id: str) -> None:
         self.host = host
         self.client_id = client_id
         self.peer: Peer | None = None
         self.told: set[bytes] | None = None
-        """Filters it was told that it has; None: it was not told of a session."""
+        """Filters that were confirmed; None: no session was confirmed."""
         self.doubtful: set[bytes] = set()
-        """Filters that it subscribed to or unsubscribed, and has not got the answer."""
+        """Filters whose SUBSCRIBE or UNSUBSCRIBE is not answered yet."""
         self.ending = False
-        """It asked for a clean start, and has not got the answer."""
+        """A clean start was requested and is not answered yet."""
         self._asked: list[tuple[bytes, bool]] = []
 
     def connect(self, clean: bool) -> None:
@@ -557,7 +557,7 @@ class Client:
                 self.doubtful.discard(text)
 
     def check(self, host: Host) -> None:
-        """After the worker has died."""
+        """Check the session after the worker has died."""
         session = host.node.sessions.get(self.client_id)
         self.doubtful |= {text for text, _ in self._asked}
         if session is None:
@@ -568,8 +568,9 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_what_was_acknowledged_is_there_whenever_the_worker_dies(seed: int) -> None:
-    """Clients connect, with and without a clean start, subscribe, unsubscribe and are lost; the disk is late; the
-    worker dies. What CONNACK, SUBACK and UNSUBACK have said is so; what was not answered may be so or not.
+    """Clients connect with and without a clean start, subscribe, unsubscribe and lose their connections; the disk is
+    late; the worker dies. Everything that CONNACK, SUBACK and UNSUBACK confirmed holds; unanswered requests may or may
+    not hold.
     """
     dice = random.Random(seed)
     host, _ = kept(manual=True, limits={"takeovers_per_minute_max": 0})
@@ -610,8 +611,8 @@ def test_a_store_that_is_another_ones_is_refused() -> None:
 
 
 def test_a_record_that_cannot_be_read_is_set_aside() -> None:
-    """Each record in turn, damaged: the host starts, keeps it under another key, and says which; all else serves. The
-    next start finds nothing wrong.
+    """Each record in turn is damaged: the host starts, keeps it under another key, and logs which one; everything else
+    works. The next start finds nothing wrong.
     """
     host, store = kept(workers=1)
     will = wire.Will("will", b"gone", qos=1)
@@ -632,7 +633,7 @@ def test_a_record_that_cannot_be_read_is_set_aside() -> None:
             after.node.set_aside.tell()
             aside = {each for each in crashed.records if each[:1] == schema.SET_ASIDE}
             assert crashed.records[schema.set_aside_key(key)] == damaged
-            assert key not in crashed.records or key[:1] == schema.WINDOW  # it has a new one
+            assert key not in crashed.records or key[:1] == schema.WINDOW  # the session has a new window
             belongs = {schema.SET_ASIDE + each for each in store.records if each[1:2] == key[1:2]}
             assert aside == {schema.set_aside_key(key)} or (key[:1] == schema.SESSION and aside <= belongs)
             assert after.counters()["records_set_aside"] == len(aside) == len(after.logs[0].named("record_set_aside"))

@@ -1,4 +1,4 @@
-"""Wills and retained messages over the death of a worker."""
+"""Wills and retained messages across the death of a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_will_of_a_connected_client_is_published_after_a_crash(version: int,
     host.connect("c", version, clean=clean, will=WILL)
     host = host.crash()
     assert b"W" not in families(host)
-    host = host.crash()  # and once
+    host = host.crash()  # published only once
     assert wills(host) == [b"gone"]
     assert wills(host) == []
 

@@ -1,4 +1,4 @@
-"""A store that has store_unwritten_bytes_max to write: who is not read until half of it is written, and who is."""
+"""A store with store_unwritten_bytes_max to write: which clients are not read until half is written, and which are."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MANY = (1, 2)
 
 
 def host_of(many: int = 1, most: int = MOST) -> tuple[Host, list[KeptStore]]:
-    """Hosts whose disks take nothing until they are told to."""
+    """Return hosts whose disks take nothing until the test lets them."""
     stores = [KeptStore() for _ in range(many)]
     host = Host(many, stores=stores, limits={"store_unwritten_bytes_max": most, "store_error_seconds_max": WAIT})
     return host, stores
 
 
 def stall(host: Host, stores: list[KeptStore], manual: bool = True) -> None:
-    """The disks take nothing from now on, or everything."""
+    """Make the disks take nothing from now on, or everything."""
     for store in stores:
         store.manual = manual
     if not manual:
@@ -39,7 +39,7 @@ def stall(host: Host, stores: list[KeptStore], manual: bool = True) -> None:
 
 
 def retain(host: Host, publisher: Peer, count: int, qos: int = 0) -> None:
-    """So many retained messages, each on a topic of its own."""
+    """Publish this many retained messages, each on a topic of its own."""
     for number in range(count):
         publisher.publish(f"r/{number}", PAYLOAD, qos, retain=True)
         host.settle()
@@ -48,7 +48,7 @@ def retain(host: Host, publisher: Peer, count: int, qos: int = 0) -> None:
 @pytest.mark.parametrize("many", MANY)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_retained_messages_of_qos_0_wait_for_a_slow_disk(version: int, many: int) -> None:
-    """Nobody's ack waits for these: without a bound they gather in memory as fast as they come."""
+    """No ack waits for them: without a bound they would fill the memory at the rate they arrive."""
     host, stores = host_of(many)
     publisher = host.connect("p", version)
     stall(host, stores)
@@ -144,7 +144,7 @@ def test_who_waits_for_too_long_is_refused(qos: int, version: int) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_who_has_waited_once_waits_anew(qos: int, version: int) -> None:
-    """A slow disk refuses nobody as long as it goes on: each wait counts by itself."""
+    """A slow disk refuses nobody as long as it makes progress: each wait counts by itself."""
     host, (store,) = host_of()
     flooder, publisher = host.connect("f", 5), host.connect("p", version)
     for number in range(5):
@@ -165,7 +165,9 @@ def test_who_has_waited_once_waits_anew(qos: int, version: int) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_connects_that_need_records_are_refused(version: int) -> None:
-    """Who connects with a large will and does not wait for CONNACK would fill the memory; who is stored may come."""
+    """A client that connects with a large will and does not wait for CONNACK would fill the memory; clients with a
+    stored session may connect.
+    """
     host, (store,) = host_of()
     lasting(host, "known", version)
     host.lose(host.peers[-1])
@@ -210,7 +212,7 @@ def test_archived_messages_wait_without_a_subscriber(qos: int, version: int) -> 
 
 
 def test_subscriptions_of_stored_sessions_wait_too() -> None:
-    """They need records, and whoever does not wait for the SUBACKs makes as many as it likes."""
+    """Subscriptions need records, and a client that does not wait for the SUBACKs makes as many as it likes."""
     host, (store,) = host_of()
     client, other = lasting(host, "s", 5), host.connect("f", 5)
     stall(host, [store])

@@ -1,4 +1,4 @@
-"""Where positions of an old log are in a new one, beside plain sets."""
+"""The map of positions from an old log to a new one, checked against plain sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_places_rise_and_those_that_go_along_follow_each_other(
     assert [stretch.place_of_message(at) for at in going] == [stretch.place(at) for at in going]
     others = set(range(1, log.last + 1)) - set(going)
     assert not any(stretch.place_of_message(at) for at in others)
-    # a cursor has behind it what it had
+    # a cursor keeps the messages behind it
     for at in range(log.last + 1):
         assert stretch.place(at) == behind + sum(each <= at for each in going)
     assert [stretch.place(log.last + each) for each in range(1, expected + 1)] == list(

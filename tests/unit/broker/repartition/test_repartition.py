@@ -1,4 +1,4 @@
-"""The stores of N workers become those of M, and no client can tell."""
+"""The stores of N workers become those of M, and no client notices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLIENTS = [f"client-{number}" for number in range(12)]
 
 
 def paths(directory: Path, workers: int) -> list[Path]:
-    """Of the stores of so many workers."""
+    """Return the paths of the stores of this many workers."""
     found = [directory / f"{workers}-workers" / str(worker) for worker in range(workers)]
     for path in found:
         path.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def paths(directory: Path, workers: int) -> list[Path]:
 
 
 def moved(directory: Path, before: int, after: int, epoch: str = "before") -> Moved:
-    """Whatever is moved, each part of an index counts what lies before it."""
+    """Whatever is moved, each part of an index counts the messages before it."""
     new = paths(directory / "next", after)
     found = repartition(paths(directory, before), new, epoch, "after")
     for path in new:
@@ -52,7 +52,7 @@ def moved(directory: Path, before: int, after: int, epoch: str = "before") -> Mo
 
 
 def go_on(directory: Path, host: Host, after: int, seconds: float = 0, epoch: str = "before") -> Host:
-    """The host with another number of workers, on what its stores have become."""
+    """Return the host with a different number of workers on the repartitioned stores."""
     let_go(host)
     moved(directory, len(host.nodes), after, epoch)
     return on_disk(paths(directory / "next", after), start_ms=host.now_ms + int(seconds * 1000))
@@ -63,7 +63,7 @@ def bodies(peer: Peer) -> list[bytes]:
 
 
 def client_of(worker: int, workers: int, name: str = "c") -> str:
-    """A client id that lives there."""
+    """Return a client id whose home is that worker."""
     return next(each for each in (f"{name}{i}" for i in itertools.count()) if home(each, workers) == worker)
 
 
@@ -157,7 +157,7 @@ def test_what_is_in_flight_goes_on_under_its_packet_identifiers(tmp_path: Path, 
 
 
 def test_subscriptions_have_what_they_had(tmp_path: Path) -> None:
-    """Beginning, options and identifier, and what is published from now on."""
+    """Subscriptions keep their beginning, options and identifier, and get the messages published from now on."""
     host = on_disk(paths(tmp_path, 2))
     away = lasting(host, "away", 5)
     away.subscribe(("t", 1))
@@ -232,7 +232,7 @@ def test_shares_stay_with_the_member_that_has_them(tmp_path: Path) -> None:
 
 
 def handed_off(tmp_path: Path, *filters: tuple[str, int], dead: int = 1) -> tuple[Host, str, Peer]:
-    """A worker is gone; a publisher of the other one goes on. (host, a client that lives there, the publisher)."""
+    """A worker is gone, a publisher of the other one continues: (host, a client of the dead worker, the publisher)."""
     host = on_disk(paths(tmp_path, 2))
     client = client_of(dead, 2)
     peer = lasting(host, client, 5)
@@ -261,7 +261,7 @@ def test_what_a_hand_off_log_has_is_behind_all_else_in_the_session(tmp_path: Pat
     host = on_disk(paths(tmp_path / "next", after), start_ms=host.now_ms)
     host.connect("p", 5).publish("t/x", b"new", qos=1)
     packets = lasting(host, client, 5).receive()
-    # what of QoS 2 waits for the disk may be overtaken by QoS 1; with DUP: what was in flight
+    # QoS 2 that waits for the disk may be overtaken by QoS 1; with DUP: messages in flight
     waits = [packet.payload for packet in packets if packet.qos == 2 and not packet.dup]
     assert waits == [*(b"%d" % number for number in range(20, 700, 20)), b"x" * 100_000]
     expected = [b"%d" % number for number in range(3, 700) if number % 20]
@@ -314,7 +314,7 @@ def test_a_share_in_a_hand_off_log_goes_to_a_member(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("queue_full", ["drop_oldest", "drop_newest"])
 def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_full: str) -> None:
-    """Two sessions of two workers with full queues of the same messages come to one worker."""
+    """Two sessions of two workers with full queues of the same messages move to one worker."""
     host = on_disk(paths(tmp_path, 2), limits={"queue_messages_max": 20}, queue_full=queue_full)
     clients = [client_of(worker, 2) for worker in range(2)]
     for client in clients:
@@ -339,7 +339,7 @@ def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_ful
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_what_a_hand_off_log_had_counts_in_no_queue_of_others(tmp_path: Path, dead: int) -> None:
-    """It stands in the new log behind the stretch of its worker, and that of the other one may follow."""
+    """These messages follow their worker's stretch in the new log, and those of the other worker may follow them."""
     host, client, publisher = handed_off(tmp_path, ("t/+", 2), dead=dead)
     other = client_of(1 - dead, 2, "other")
     peer = lasting(host, other, 5)
@@ -376,7 +376,7 @@ def test_room_is_given_back_when_all_have_read(tmp_path: Path) -> None:
         assert len(bodies(lasting(host, client))) == 50
     host.pass_time(3)
     let_go(host)
-    # the writer deletes twice a second of real time: the rest is what it would have done next
+    # the writer deletes twice a second of real time: the rest would have been next
     host = on_disk(paths(tmp_path / "next", 1), start_ms=host.now_ms)
     assert host.stores[0].held() == (0, 0)
     let_go(host)
@@ -398,7 +398,7 @@ def test_a_damaged_record_is_named_and_nothing_is_changed(tmp_path: Path) -> Non
 
 
 def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path: Path) -> None:
-    """Set aside in the store of its home, also when it was set aside before; another session serves."""
+    """The record is set aside in the store of its home, also when it was set aside before; another session works."""
     host = on_disk(paths(tmp_path, 2))
     names = [client_of(1, 2), client_of(0, 2)]
     for name in names:
@@ -428,7 +428,7 @@ def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path:
 
 
 def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:
-    """However often the number of workers goes up and down while a backlog waits, and however high positions were."""
+    """The number of workers goes up and down many times while a backlog waits and positions are high."""
     host = on_disk(paths(tmp_path, 2))
     for client in CLIENTS:
         peer = lasting(host, client)
@@ -449,7 +449,7 @@ def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:
     for after in (1, 2) * 4:
         host = go_on(directory, host, after, epoch="before" if directory == tmp_path else "after")
         directory = directory / "next"
-        # of the two stretches of the one log each of two workers gets that of its own sessions back
+        # each of two workers gets back the stretch of the one log that belongs to its own sessions
         assert [store.last_position for store in host.stores] == ([40] if after == 1 else [20, 20])
     publisher = host.connect("publisher")
     publisher.publish("t", b"last", qos=1)
@@ -468,7 +468,7 @@ def test_another_workers_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_archives_of_which_one_goes_further_back_lie_in_one_store(tmp_path: Path) -> None:
-    """2 workers become 1: a reader is told what is gone of either, and gets all that is there; numbers go on above."""
+    """2 workers become 1: a reader learns what is gone of either, and gets all that exists; numbers continue above."""
     old = paths(tmp_path, 2)
     sources = []
     for worker, size in ((0, 1 << 20), (1, 1 << 30)):

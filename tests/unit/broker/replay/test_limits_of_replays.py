@@ -1,4 +1,4 @@
-"""How many subscriptions may replay the archive (replays_per_session_max, replays_max), those that wait included."""
+"""How many subscriptions may replay the archive (replays_per_session_max, replays_max), including those that wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_limits() -> None:
     peer, other = subscriber(host), subscriber(host, "other")
     assert ask(peer, "latest", ("a/1", 0), ("a/2", 0), ("a/3", 0)).codes == (0, 0, 0x97)
     assert ask(other, "latest", ("a/1", 0), ("a/2", 0)).codes == (0, 0x97)
-    assert ask(peer, "latest", ("a/1", 0)).codes == (0,)  # in the place of the one that is there
+    assert ask(peer, "latest", ("a/1", 0)).codes == (0,)  # replaces the existing one
 
 
 def test_one_more_beside_those_that_are_there_is_within_the_limit() -> None:
@@ -37,7 +37,7 @@ def test_one_more_beside_those_that_are_there_is_within_the_limit() -> None:
 
 @pytest.mark.parametrize("offset", ["latest", "earliest"])
 def test_limits_hold_for_subscribes_that_wait_for_siblings(offset: str) -> None:
-    """Many may be under way before the first one is answered."""
+    """Many may be in progress before the first one is answered."""
     host = archived(2, limits={"replays_per_session_max": 3, "replays_max": 5})
     peer, other = (subscriber(host, client_at(0, 2, name)) for name in ("one", "other"))
     properties: dict[str, Any] = {"user_property": [("mqttd-offset", offset)]}
@@ -52,7 +52,7 @@ def test_limits_hold_for_subscribes_that_wait_for_siblings(offset: str) -> None:
 
 
 def test_subscribes_that_wait_for_siblings_are_bounded_together() -> None:
-    """Each of them is within replays_per_session_max when it comes, and all of them together are not."""
+    """Each is within replays_per_session_max when it arrives, but all of them together are not."""
     host = archived(2, limits={"replays_per_session_max": 4, "replays_max": 6})
     peers = [lasting(host, client_of(0, 2, name)) for name in ("one", "two")]
     host.held |= {(0, 1), (1, 0)}
@@ -72,8 +72,8 @@ def test_subscribes_that_wait_for_siblings_are_bounded_together() -> None:
 
 
 def test_who_waits_for_a_sibling_costs_nobody_else_anything() -> None:
-    """An UNSUBSCRIBE looks for its own filters, however many SUBSCRIBEs wait; a sibling that goes away ends the
-    waiting in pieces.
+    """An UNSUBSCRIBE looks only for its own filters, however many SUBSCRIBEs wait; when a sibling goes away, the waits
+    end in pieces.
     """
     host = archived(2, limits={"filters_per_second_max": 0, "tick_filters_max": 100_000, "replays_max": 100_000})
     other = lasting(host, client_of(0, 2, "other"))

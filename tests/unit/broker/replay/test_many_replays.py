@@ -1,4 +1,4 @@
-"""Sixteen replays at once: they take turns at the disk of each worker, whatever their Topic Filters find."""
+"""Sixteen replays at once: they take turns at the disk of each worker, whatever their Topic Filters match."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pyx.protocol.message import Message
 from tests.unit.broker.replay.test_replaying import Aside, archive_of, archived, ask, subscriber
 from tests.unit.pyx.delivery.test_router import client_at
 
-#: each finds all but a few messages; and the others, of each worker, one: the last
+#: each matches all but a few messages; each of RARE matches one of each worker, at the end
 COMMON = ["/".join(["a", *levels]) for levels in itertools.product("x+", repeat=3)]
 RARE = [f"a/rare/{number}" for number in range(8)]
 MESSAGES, MESSAGE_BYTES, PAGE_BYTES = 200, 400, 4096
-#: to the end of a worker's archive
+#: pages to the end of a worker's archive
 PAGES = (MESSAGES + len(RARE)) * (MESSAGE_BYTES + 80) // PAGE_BYTES + 2
 READ_SECONDS = 0.25
-"""Of a page. Sixteen take longer than a question may go without a sign of life."""
+"""For a page. Sixteen take longer than a request may go without a sign of life."""
 
 
 class Readers:
-    """One of each Topic Filter, at every worker in turn; all begin with the earliest message."""
+    """One reader of each Topic Filter, over all workers in turn; all begin with the earliest message."""
 
     def __init__(self, workers: int) -> None:
         self.host = archived(workers, limits={"replay_page_bytes": PAGE_BYTES * (1 + workers) // 2})
@@ -42,7 +42,7 @@ class Readers:
             assert ask(peer, "earliest", (text, 0)).codes == (0,)
 
     def read(self) -> None:
-        """Each disk reads one page; what that brings is taken."""
+        """Let each disk read one page, and take the messages that result."""
         self.host.pass_time(READ_SECONDS)
         for disk in self._disks:
             disk.turn()
@@ -51,7 +51,7 @@ class Readers:
             peer.packets.clear()
 
     def turns(self) -> Iterator[None]:
-        """Reads, until all are done: as many pages as that takes if none is read twice."""
+        """Read until all are done: at most as many pages as needed if none is read twice."""
         for _ in range(len(COMMON + RARE) * PAGES):
             if self.unfinished:
                 self.read()
@@ -62,7 +62,7 @@ class Readers:
         return {text for text, wanted in self.wanted.items() if self.got[text] < wanted}
 
     def pages(self, texts: set[str]) -> list[dict[str, int]]:
-        """By worker: how many were read for these readers."""
+        """Return the number of pages read for these readers, by worker."""
         return [{text: archive.pages[text.encode()] for text in texts} for archive in self.archives]
 
     def leave(self, text: str) -> None:
@@ -72,7 +72,7 @@ class Readers:
 
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_readers_of_rare_and_of_common_filters_come_to_their_end(many: int) -> None:
-    """Nothing is read twice, however long a reader waits for its turn and however little it finds."""
+    """Nothing is read twice, however long a reader waits for its turn and however few messages match."""
     readers = Readers(many)
     for _ in readers.turns():
         pass
@@ -84,7 +84,7 @@ def test_readers_of_rare_and_of_common_filters_come_to_their_end(many: int) -> N
 @pytest.mark.parametrize("leave", [[], [COMMON[0], COMMON[3], RARE[0], RARE[3]]])
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_no_reader_is_read_for_more_than_one_page_ahead_of_another(many: int, leave: list[str]) -> None:
-    """As long as neither is done: also when others leave meanwhile."""
+    """No reader gets ahead while neither is done, also when others leave meanwhile."""
     readers = Readers(many)
     for turn, _ in enumerate(readers.turns()):
         for of_worker in readers.pages(readers.unfinished):
@@ -97,7 +97,7 @@ def test_no_reader_is_read_for_more_than_one_page_ahead_of_another(many: int, le
 
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_nothing_is_read_for_readers_that_have_left(many: int) -> None:
-    """But the page whose turn it is already."""
+    """Only the page in progress is still read."""
     readers = Readers(many)
     gone = {COMMON[0], COMMON[3], RARE[0], RARE[3]}
     before = []

@@ -1,4 +1,4 @@
-"""Positions in the archive as text, and where a subscription is asked to begin."""
+"""Positions in the archive as text, and the start that a subscription requests."""
 
 from __future__ import annotations
 

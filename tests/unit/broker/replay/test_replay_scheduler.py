@@ -1,4 +1,4 @@
-"""How long replays rest between two pieces of work."""
+"""The pauses of replays between two pieces of work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class Works:
-    """Stands for the replays of a worker, and for its reactor."""
+    """A stand-in for the replays of a worker and for its reactor."""
 
     def __init__(self) -> None:
         self.replayed = 0

@@ -27,7 +27,7 @@ LIMITS = Limits()
 
 
 def archived(workers: int = 1, filters: Sequence[bytes] = (b"a/#",), **options: Any) -> Host:
-    """Workers that archive."""
+    """Return workers that archive."""
     stores = [KeptStore(archive=KeptArchive(filters)) for _ in range(workers)]
     return Host(workers, stores=stores, **options)
 
@@ -39,7 +39,7 @@ def archive_of(host: Host, worker: int = 0) -> KeptArchive:
 
 
 def publish(host: Host, topic: str, payloads: Sequence[bytes], qos: int = 1, worker: int = 0) -> None:
-    """By a client of that worker, and archived."""
+    """Publish from a client of that worker; the message is archived."""
     peer = host.connect(client_at(worker, len(host.nodes)))
     for payload in payloads:
         peer.publish(topic, payload, qos)
@@ -50,7 +50,7 @@ def publish(host: Host, topic: str, payloads: Sequence[bytes], qos: int = 1, wor
 
 
 def ask(peer: Peer, offset: str | Sequence[str], *filters: tuple[str, int], identifier: int = 0) -> wire.Packet:
-    """SUBSCRIBE with mqttd-offset -> SUBACK; what comes with it waits."""
+    """Send SUBSCRIBE with mqttd-offset and return its SUBACK; packets that arrive with it wait."""
     offsets = [offset] if isinstance(offset, str) else offset
     properties: dict[str, Any] = {"user_property": [("mqttd-offset", each) for each in offsets]}
     if identifier:
@@ -81,7 +81,7 @@ def lasting(host: Host, client_id: str = "subscriber", **options: Any) -> Peer:
 
 @pytest.mark.parametrize("many", [1, 3])
 def test_from_the_earliest_and_on(many: int) -> None:
-    """What every worker has archived comes in the order of its numbers; then what is published."""
+    """The archives of all workers are delivered in the order of their numbers, followed by new messages."""
     host = archived(many)
     for number in range(6):
         publish(host, "a/b", [b"%d" % number], worker=number % many)
@@ -111,7 +111,7 @@ def test_latest_is_what_is_published_after_the_suback(many: int) -> None:
 
 @pytest.mark.parametrize("many", [1, 3])
 def test_from_each_position_that_was_given(many: int) -> None:
-    """Nothing behind it is skipped. What is merged is not repeated either."""
+    """No later message is skipped, and merged messages are not repeated."""
     host = archived(many)
     for number in range(9):
         publish(host, "a/b", [b"%d" % number], worker=number % many)
@@ -141,7 +141,7 @@ def _rfc3339(unix_ms: int) -> str:
 
 
 def test_a_position_survives_a_crash_and_the_session_goes_on() -> None:
-    """QoS 1: what was sent and not answered comes again, what was not sent comes, nothing else."""
+    """QoS 1: messages sent and not acknowledged are sent again, unsent ones are sent, and nothing else."""
     host = archived(limits={"inflight_max": 3})
     publish(host, "a/b", [b"%d" % number for number in range(10)])
     peer = lasting(host)
@@ -244,7 +244,7 @@ def test_unsubscribe_and_subscribe_otherwise() -> None:
     peer.send(wire.unsubscribe(5, 51, "a/b"))
     host.settle()
     assert peer.next("UNSUBACK").codes == (0x11,)
-    # as any other subscription, then as a replay again
+    # first as an ordinary subscription, then as a replay again
     assert peer.subscribe(("a/b", 1)) == [1]
     publish(host, "a/b", [b"5"])
     assert payloads(peer.receive()) == [b"5"]
@@ -286,7 +286,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("many", [1, 3])
 def test_a_position_before_the_start_is_refused(many: int) -> None:
-    """The SUBACK says where the log begins: that is a position, and nothing behind it is missing."""
+    """The SUBACK gives the position where the log begins: it can be used, and no message behind it is missing."""
     host = archived(many)
     for number in range(6):
         publish(host, "a/b", [b"%d" % number], worker=number % many)
@@ -302,7 +302,7 @@ def test_a_position_before_the_start_is_refused(many: int) -> None:
     ((name, earliest),) = suback.properties["user_property"]
     assert name == "mqttd-offset-earliest"
     assert earliest == offset_of(got[3])
-    peer.silent()  # the subscription that was there goes on: it is live
+    peer.silent()  # the former subscription continues: it is live
     assert ask(peer, earliest, ("a/b", 1)).codes == (1,)
     assert payloads(peer.receive()) == [b"4", b"5"]
     ask(peer, "earliest", ("a/b", 1))
@@ -311,7 +311,7 @@ def test_a_position_before_the_start_is_refused(many: int) -> None:
 
 
 def test_retention_passes_a_reader() -> None:
-    """It goes on at the start, and is told by the next message that something is gone."""
+    """The replay continues at the start of the archive, and the next message reports the gap."""
     host = archived(limits={"inflight_max": 1, "replay_page_bytes": 4096})
     publish(host, "a/b", [b"%03d" % number + bytes(500) for number in range(60)])
     peer = lasting(host)
@@ -336,7 +336,7 @@ def test_retention_passes_a_reader() -> None:
 
 
 def test_retention_passes_one_that_waits_for_nothing() -> None:
-    """Nothing of what was removed was for it: it has not fallen behind."""
+    """No removed message matched the subscription: it has not fallen behind."""
     host = archived()
     peer = subscriber(host)
     ask(peer, "latest", ("a/b", 1))
@@ -351,7 +351,7 @@ def test_retention_passes_one_that_waits_for_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["earliest", "a time"])
 def test_after_a_crash_it_knows_what_was_gone_when_it_began(how: str) -> None:
-    """One worker's log goes back further than another's: that is no loss, before a restart and after it."""
+    """One worker's log goes back further than another's: that is no loss, before or after a restart."""
     host = archived(2, limits={"inflight_max": 1, "replay_page_bytes": 4096})
     for worker in range(2):
         publish(host, "a/b", [b"%03d" % (60 * worker + number) + bytes(500) for number in range(60)], worker=worker)
@@ -385,12 +385,12 @@ def test_after_a_crash_it_knows_what_was_gone_when_it_began(how: str) -> None:
     peer = lasting(host, peer.client_id)
     host.pass_time(1)
     (last,) = (packet for packet in peer.packets if packet.kind == "PUBLISH")
-    assert (last.payload, len(last.properties["user_property"])) == (b"7", 2)  # and this one is told
+    assert (last.payload, len(last.properties["user_property"])) == (b"7", 2)  # this one gets the report
 
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_what_cannot_be_read_ends_no_worker(many: int) -> None:
-    """It is said once, asked again, and comes when it can be read."""
+    """The error is logged once, the read is tried again, and the messages arrive when they can be read."""
     host = archived(many)
     publish(host, "a/b", [b"1"], worker=many - 1)
     archive = archive_of(host, many - 1)
@@ -408,7 +408,7 @@ def test_what_cannot_be_read_ends_no_worker(many: int) -> None:
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_reader_is_told_of_what_cannot_be_read(many: int) -> None:
-    """Also one that began with the earliest message, to which it is no loss that retention has removed others."""
+    """So is one that began with the earliest message, for which messages that retention has removed are no loss."""
     host = archived(many)
     publish(host, "a/b", [b"%d" % number for number in range(5)], worker=many - 1)
     archive = archive_of(host, many - 1)
@@ -423,7 +423,7 @@ def test_a_reader_is_told_of_what_cannot_be_read(many: int) -> None:
 
 
 class Aside:
-    """In the place of the thread that reads: the test says when."""
+    """A stand-in for the reading thread: the test decides when it reads."""
 
     def __init__(self, host: Host, worker: int) -> None:
         self._host = host
@@ -433,7 +433,7 @@ class Aside:
         self.sources.background = lambda work, then: self._waiting.append((work, then))
 
     def turn(self) -> bool:
-        """One page is read. False: none was asked for."""
+        """Read one page; return False if none was requested."""
         if not self._waiting:
             return False
         work, then = self._waiting.pop(0)
@@ -445,7 +445,7 @@ class Aside:
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_what_a_rare_filter_has_come_to_is_told_and_kept(worker: int) -> None:
-    """Pages without a match, a second each: nothing is read twice, also not by a client that comes back."""
+    """Pages without a match, one second each: nothing is read twice, even when the client reconnects."""
     host = archived(2, limits={"replay_page_bytes": 6144})
     publish(host, "a/b", [bytes(400)] * 200, worker=worker)
     publish(host, "a/rare", [b"found"], worker=worker)
@@ -461,7 +461,7 @@ def test_what_a_rare_filter_has_come_to_is_told_and_kept(worker: int) -> None:
     host.lose(peer)
     host.settle()
     assert aside.sources is not None
-    assert aside.sources.open == 0  # nobody waits for it
+    assert aside.sources.open == 0  # no replay waits for it
     aside.turn()
     assert not aside.turn()
     reached = archive.afters[-1]
@@ -496,7 +496,7 @@ def test_questions_of_readers_that_have_gone_end_though_the_word_was_lost() -> N
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_a_silent_replay_is_kept_up_to_date(many: int) -> None:
-    """After a crash it is not told of a loss that is none, and does not read everything again."""
+    """After a crash it gets no report of a loss that did not happen, and does not read everything again."""
     host = archived(many)
     peer = lasting(host, client_at(0, many, "reader"))
     ask(peer, "latest", ("a/b", 1))
@@ -518,7 +518,7 @@ def test_a_silent_replay_is_kept_up_to_date(many: int) -> None:
 
 @pytest.mark.parametrize("many", [1, 3])
 def test_readers_of_what_does_not_come_are_not_read_for(many: int) -> None:
-    """Readers that have come to the end cost no page for what they do not match, and miss nothing that they do."""
+    """Readers at the end cost no page for messages that they do not match, and miss none that they do."""
     host = archived(many, limits={"replays_per_session_max": 200})
     silent, live = subscriber(host), subscriber(host, "live")
     ask(silent, "latest", *((f"a/silent/{number}" if number % 2 else f"a/+/{number}", 1) for number in range(100)))
@@ -559,7 +559,7 @@ def test_nothing_that_a_client_names_moves_the_clock(many: int) -> None:
 
 
 def test_other_subscriptions_are_served_between() -> None:
-    """A session that reads a long past gets what its other subscriptions bring before that is over."""
+    """A session that reads a long archive gets the messages of its other subscriptions before that is finished."""
     host = archived(limits={"inflight_max": 10, "replay_page_bytes": 4096})
     publish(host, "a/b", [b"%d" % number + bytes(300) for number in range(400)])
     peer = subscriber(host)
@@ -573,7 +573,7 @@ def test_other_subscriptions_are_served_between() -> None:
 
 
 def test_memory_is_bounded_by_pages() -> None:
-    """A client that takes nothing: about two pages wait for it."""
+    """A client takes nothing: about two pages wait for it."""
     host = archived(limits={"inflight_max": 1, "replay_page_bytes": 8192})
     publish(host, "a/b", [bytes(1000)] * 200)
     peer = subscriber(host)
@@ -586,7 +586,7 @@ def test_memory_is_bounded_by_pages() -> None:
 
 
 def test_a_sibling_that_is_away_is_not_waited_for() -> None:
-    """The SUBACK comes when it is known to be away; what it has comes when it is back."""
+    """The SUBACK is sent once the sibling is known to be away; its messages arrive when it is back."""
     host = archived(2)
     publish(host, "a/b", [b"far"], worker=1)
     peer = subscriber(host, client_at(0, 2))
@@ -623,7 +623,7 @@ def test_without_an_archive() -> None:
 
 
 def test_a_client_of_version_3_goes_on() -> None:
-    """The session is resumed by one that knows no properties: it gets the messages without positions."""
+    """The session is resumed by a client without properties: it gets the messages without positions."""
     host = archived()
     publish(host, "a/b", [b"1"])
     peer = lasting(host)
@@ -635,7 +635,7 @@ def test_a_client_of_version_3_goes_on() -> None:
 
 
 def test_no_record_is_damaged_by_a_message_of_no_one() -> None:
-    """A message whose publisher is not known (a will of the broker, say) is delivered with No Local, too."""
+    """A message whose publisher is unknown (a will of the broker, say) is delivered with No Local, too."""
     host = archived()
     archive_of(host).add(Message.create(b"a/b", b"1", qos=1, number=host.node.router.state.next_number()))
     peer = subscriber(host)

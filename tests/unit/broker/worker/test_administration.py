@@ -1,4 +1,4 @@
-"""What a worker answers its operator: sessions listed, shown, deleted."""
+"""A worker's answers to its operator: sessions listed, shown, deleted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_session_that_is_deleted_leaves_nothing(connected: bool) -> None:
     answers: list[dict[str, Any]] = []
     host.node.administration.asked({"sessions": "delete", "client": "c"}, answers.append)
     host.settle()
-    assert not answers  # it is not on the disk yet
+    assert not answers  # not on the disk yet
     commit(host)
     assert answers == [{"deleted": True}]
     assert not families(host)
@@ -107,7 +107,7 @@ def test_what_it_does_not_know_it_says() -> None:
 
 @pytest.mark.parametrize("pages_of", [3, 500])
 def test_a_session_of_many_filters_is_shown_in_pages(monkeypatch: pytest.MonkeyPatch, pages_of: int) -> None:
-    """A page costs what is on it, and not what the session has."""
+    """A page costs as much as its content, not as much as the session has."""
     monkeypatch.setattr(administration, "_PAGE_ROWS_MAX", pages_of)
     host, _ = kept()
     client = lasting(host, "c", 5)
@@ -129,7 +129,7 @@ def test_a_session_of_many_filters_is_shown_in_pages(monkeypatch: pytest.MonkeyP
 
 
 def test_lists_of_several_who_ask_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest is not kept when there are too many, which is said."""
+    """With too many lists the oldest is dropped, and its caller is notified."""
     monkeypatch.setattr(administration, "_PAGE_ROWS_MAX", 3)
     host, _ = kept()
     for number in range(8):

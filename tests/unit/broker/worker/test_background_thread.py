@@ -1,4 +1,4 @@
-"""The thread that reads beside the loop: its order, its rests, and where errors go."""
+"""The thread that reads beside the loop: its order, its pauses, and error handling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.worker.background_thread import BackgroundThread
 
 
 class OneFile:
-    """What the thread needs of a reactor."""
+    """The part of a reactor that the thread uses."""
 
     def __init__(self) -> None:
         self.fd = -1

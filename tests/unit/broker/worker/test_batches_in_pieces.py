@@ -1,5 +1,5 @@
-"""A sibling's batch of publishes that are much work: it is taken in pieces (`broker.worker.peering`), and between these
-nobody misses a message, gets one twice, or waits for all of it.
+"""A sibling's batch of publishes that are much work is taken in pieces (`broker.worker.peering`); between these no
+session misses a message, gets one twice, or waits for the whole batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zmq_mesh.contract import LinkLimits
 
 LEVELS = 12
 MANY = ["/".join(levels) for levels in itertools.product("a+", repeat=LEVELS)]
-"""All of them match TOPIC: a publish is some 2 ms of work where somebody has them."""
+"""All match TOPIC: a publish is some 2 ms of work where a session has them."""
 TOPIC = "/".join("a" * LEVELS)
 OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000, "wildcard_arrangements_max": 0}
 SILENCE = LinkLimits().link_silence_seconds_max
@@ -52,7 +52,7 @@ def subscribe(peer: Peer, filters: Sequence[str], qos: int = 2) -> None:
 
 
 def publish(peer: Peer, first: int, count: int, qos: int, topic: str = TOPIC) -> None:
-    """All at once: they cross in one batch."""
+    """Publish all at once: they cross in one batch."""
     peer.send(
         *(
             wire.publish(5, topic, b"%d" % number, qos=qos, packet_id=peer.packet_id() if qos else 0)
@@ -93,7 +93,7 @@ def test_no_piece_is_more_than_its_bound_and_others_are_served_between_them(host
 
 
 def test_what_comes_behind_it_keeps_its_order(host: Host) -> None:
-    """Batches of both kinds, words between the workers, and a publish from the other side."""
+    """Batches of both kinds, other messages between the workers, and a publish from the other side."""
     subscriber, publisher = at(host, 1, "sub"), at(host, 0, "pub")
     subscribe(subscriber, [*MANY, "small"])
     first = itertools.count(0, 50)
@@ -145,7 +145,7 @@ def test_so_much_may_wait_and_no_more(host: Host, monkeypatch: pytest.MonkeyPatc
 
 
 def handed_off(host: Host, count: int) -> None:
-    """A session that is away, whose worker has taken some of a batch that the other worker's hand-off log has."""
+    """An offline session whose worker has taken part of a batch in the other worker's hand-off log."""
     subscriber, much = at(host, 1, "sub"), at(host, 1, "much")
     subscribe(subscriber, [TOPIC])
     host.lose(subscriber)

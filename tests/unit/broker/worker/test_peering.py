@@ -1,4 +1,4 @@
-"""What the links tell a worker, and what it owes them for it."""
+"""Messages of the links to a worker, and the answers they require."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmq_mesh.interest import Change
 
 
 def test_a_sibling_is_told_at_once_that_its_interest_is_known() -> None:
-    """Its SUBACKs wait for that word: it must not wait for the next heartbeat, a tenth of a second later."""
+    """Its SUBACKs wait for that message, which must not wait for the next heartbeat, a tenth of a second later."""
     peering = Host(workers=2).node.peering
     peering.commit()
     assert not peering.commit()
@@ -21,7 +21,7 @@ def test_a_sibling_is_told_at_once_that_its_interest_is_known() -> None:
 
 
 def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_other() -> None:
-    """The second gives the SUBACK while the first is stopped; then that asks in vain what was subscribed."""
+    """The second one sends the SUBACK while the first is stopped; then the first asks in vain for the subscriptions."""
     host = Host(workers=2)
     subscriber, publisher = host.connect(client_at(1, 2)), host.connect(client_at(0, 2))
     host.held |= {(0, 1), (1, 0)}
@@ -38,7 +38,7 @@ def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_ot
     host.held.clear()
     host.pass_time(1.0)
     assert [packet.payload for packet in subscriber.receive()] == [b"begun after the SUBACK", b"once"]
-    # from now on it is known again what that worker wants
+    # from now on the interest of that worker is known again
     sent = first.traffic.messages_sent
     publisher.publish("nobody/wants/it", b"", 1)
     host.settle()

@@ -1,6 +1,6 @@
-"""Entries for share groups that the chosen worker refuses: however many there are, each is told once, chosen again, and
-kept by a store that keeps for as long as the sender may not know of it. Nothing of that is bounded by the width of a
-field, and a link never stops for it.
+"""Entries for share groups that the chosen worker refuses: however many there are, each is reported once, chosen again,
+and kept by a persistent store for as long as the sender may not know of it. No field width limits their number, and a
+link never stops because of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import Refusal
 
 WIDE = LinkLimits(peer_outbox_bytes_max=1 << 28, handoff_log_bytes_max=1 << 28)
-MANY = 70_000  # more than 16 bits count
+MANY = 70_000  # more than 16 bits can count
 
 
 @pytest.mark.parametrize("entries", [1, 999, 1000, 1001, 4096, 65_535])
 def test_all_entries_of_a_batch_are_refused(entries: int) -> None:
-    """The ack of a batch carries all its refusals, and the link goes on."""
+    """The ack of a batch carries all its refusals, and the link continues."""
     world = World(2, limits=WIDE)
     sender, receiver = world.workers
     world.run(0.5)
@@ -46,7 +46,7 @@ def test_all_entries_of_a_batch_are_refused(entries: int) -> None:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_more_refusals_than_one_message_carries(lost: bool) -> None:
-    """Those of many batches go with the acks of their batches, also over a transport that loses messages."""
+    """Refusals of many batches travel with the acks of their batches, also over a transport that loses messages."""
     world = World(2, limits=WIDE)
     sender, receiver = world.workers
     world.run(0.5)
@@ -68,7 +68,7 @@ def test_more_refusals_than_one_message_carries(lost: bool) -> None:
 
 
 class Left:
-    """Worker 0 believes that worker 1 has a member of a share group, and it has none."""
+    """Worker 0 believes that worker 1 has a member of a share group, but it has none."""
 
     def __init__(self, keeps: bool) -> None:
         stores = [KeptStore(), KeptStore()] if keeps else None
@@ -85,7 +85,7 @@ class Left:
         return self.host.connect(next(each for each in (f"{name}{i}" for i in range(99)) if home(each, 2) == worker))
 
     def publish(self, messages: int) -> None:
-        """QoS 1, in turn by the publishers; their acks wait."""
+        """Publish at QoS 1, the publishers in turn; their acks wait."""
         for i in range(messages):
             self.publishers[i % 2].publish("s", b"%d" % i, 1)
             if i % 997 == 0:
@@ -93,7 +93,7 @@ class Left:
         self.host.settle()
 
     def stored(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """What worker 1 keeps of refusals."""
+        """Return worker 1's stored refusals."""
         store = self.host.stores[1]
         store.sync()
         return [
@@ -105,7 +105,7 @@ class Left:
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["memory", "kept"])
 def test_more_entries_are_refused_than_16_bits_count(keeps: bool) -> None:
-    """Scenario: the members of a group leave, and the publisher's worker does not hear of it for 70,000 messages."""
+    """Scenario: the members of a group leave, and the publisher's worker does not learn it for 70,000 messages."""
     left = Left(keeps)
     left.publish(MANY)
     for publisher in left.publishers:
@@ -127,7 +127,7 @@ def test_more_entries_are_refused_than_16_bits_count(keeps: bool) -> None:
 
 
 def test_a_batch_is_as_long_as_its_refusals_can_be_told() -> None:
-    """Of what one tick has for a sibling several batches are made; an ack of the first is none of the others."""
+    """One tick's entries for a sibling make several batches; an ack of the first acknowledges none of the others."""
     host = Host(2)
     router = host.node.router
     router.siblings.set_interest(1, b"t", 1)

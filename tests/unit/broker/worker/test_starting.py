@@ -1,4 +1,4 @@
-"""A recovery takes as long as its disk: the heart of its worker beats by time, not by records."""
+"""A recovery takes as long as its disk: the heartbeat of its worker depends on time, not on records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SECONDS = 60.0
 
 
 def test_a_slow_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One record, of a window with messages in flight, comes when the heart has beaten 25 times: more than two seconds,
-    of which the log tells.
+    """One record, of a window with messages in flight, is read only after 25 heartbeats: more than two seconds, which
+    the log reports.
     """
     DataDir(str(tmp_path / "data"), 1).close()
     host, store = kept()

@@ -1,4 +1,4 @@
-"""Bounds that hold for all workers together (pyx.core.claims): exact, whoever claims at the same moment."""
+"""Bounds for all workers together (pyx.core.claims): exact, also with simultaneous claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRANTED = 5_000  # to each process: while both try, one may be granted all of th
 
 @pytest.fixture
 def rows() -> Iterator[list[memoryview]]:
-    """Counter rows that forked processes share, and bytes after them."""
+    """Return counter rows that forked processes share, and bytes after them."""
     with mmap.mmap(-1, (WORKERS + 1) * ROW_BYTES) as shared:
         view = memoryview(shared)
         parts = [view[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(WORKERS + 1)]
@@ -75,7 +75,7 @@ def test_a_row_that_is_too_short_is_refused() -> None:
 
 
 def test_the_last_place_is_never_given_twice(rows: list[memoryview]) -> None:
-    """Two processes claim one place: whoever has it finds nobody else in it."""
+    """Two processes claim one place: the one that has it finds no other process in it."""
     occupied = rows[WORKERS]
     children = []
     for worker in range(WORKERS):

@@ -1,4 +1,4 @@
-"""The counter row: its parts do not touch each other, and a dead worker's books are closed."""
+"""The counter row: its parts do not overlap, and a dead worker's counters are settled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyx.core.counters import Row
 
 
 def test_parts_of_a_row_do_not_overlap() -> None:
-    """Every counter, histogram bucket and link place is a place of its own."""
+    """Every counter, histogram bucket and link slot has a place of its own."""
     row = Row()
     for index in range(len(counters.NAMES)):
         row.set(index, 1)
@@ -50,7 +50,7 @@ def test_places_that_do_not_exist() -> None:
 
 
 def test_the_books_of_a_dead_worker_are_closed() -> None:
-    """Gauges read 0, connections are closed, what is neither delivered nor dropped was lost; the rest stays."""
+    """Gauges read 0, connections are closed, messages neither delivered nor dropped count as lost; the rest stays."""
     memory = bytearray(counters.ROW_BYTES)
     row = Row(memory)
     for name in ("connections", "sessions", "subscriptions", "retained_messages", "log_bytes"):

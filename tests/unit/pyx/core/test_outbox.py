@@ -1,4 +1,4 @@
-"""The outbox against plain bytes: whatever was put in comes out in order, however the kernel takes it."""
+"""The outbox against plain bytes: all bytes leave it in order, however the kernel takes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.adapters.outbox_adapter import OutboxAdapter
 
 
 def packet(first: int, body: bytes) -> bytes:
-    """A whole packet of MQTT, whatever its body says."""
+    """Return a whole MQTT packet, whatever its body."""
     length, digits = len(body), b""
     while True:
         length, digit = divmod(length, 128)
@@ -35,7 +35,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.number = 0
         self.put = 0
         self.ends: list[int] = []
-        """Where each QoS 0 PUBLISH ends, in the stream of all that was put in."""
+        """The end of each QoS 0 PUBLISH in the stream of all bytes put in."""
 
     def body(self, size: int) -> bytes:
         self.number += 1

@@ -1,4 +1,4 @@
-"""Peers are (host, worker) in all that is stored or sent: a worker of another host beside those of one's own."""
+"""Peers are (host, worker) in all data stored or sent: a worker of another host beside those of this one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_prefix_names_both(peer: Peer) -> None:
 
 
 class Heard:
-    """What a link says, and takes in whatever comes."""
+    """A link that records what it sends and accepts everything."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[Peer, bytes]] = []

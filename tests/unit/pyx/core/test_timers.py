@@ -55,7 +55,7 @@ class Against(RuleBasedStateMachine):
 
     @rule()
     def sleep_until_the_next(self) -> None:
-        """As a worker does: the wheel is told the time of next_deadline, and comes to every timer in a few steps."""
+        """Sleep like a worker: the wheel is advanced to next_deadline, and reaches every timer in a few steps."""
         if not self.model:
             return
         earliest = min(self.model.values())
@@ -100,7 +100,7 @@ def test_a_hundred_thousand_timers_of_five_minutes_cost_nothing_until_they_end()
     for timed in timers:
         schedule(wheel, timed, 300_000 + timed.name % 1000)
     started = time.process_time()
-    for now in range(262_000):  # a tick each millisecond
+    for now in range(262_000):  # one tick per millisecond
         wheel.advance(now)
     assert time.process_time() - started < 1
     assert wheel.count == 100_000

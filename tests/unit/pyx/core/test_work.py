@@ -1,4 +1,4 @@
-"""The step counter: what callbacks do is counted, each for itself, and the most of each kind is kept
+"""The step counter: the work of callbacks is counted, each separately, and the maximum of each kind is kept
 (pyx/core/work.pxd).
 """
 
@@ -90,7 +90,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_the_same_work_is_the_same_number() -> None:
-    """Whatever else the machine does: it is no measurement."""
+    """The load of the machine does not matter: the number is no measurement."""
     seen = set()
     for _ in range(3):
         host = Host()

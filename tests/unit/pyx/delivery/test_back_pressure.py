@@ -1,4 +1,4 @@
-"""Publishers that are made to wait: by a full queue (hold), by their own rate, by a worker without memory."""
+"""Publishers that must wait: for a full queue (hold), for their own rate, for a worker without memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITS = {"queue_messages_max": LIMIT, "inflight_max": 1, "hold_seconds_max": 5.
 
 
 def holding(workers: int = 1, **options: Any) -> tuple[Host, Peer, Peer]:
-    """A host that holds, a stalled subscriber of `t/#` at QoS 1, and a publisher (workers > 1: on another worker)."""
+    """A host with hold, a stalled subscriber of `t/#` at QoS 1, and a publisher (workers > 1: on another worker)."""
     host = Host(workers, limits=LIMITS, **{"queue_full": "hold", **options})
     subscriber = host.connect("s", 5, expiry=1000)
     subscriber.subscribe(("t/#", 1))
@@ -25,11 +25,11 @@ def holding(workers: int = 1, **options: Any) -> tuple[Host, Peer, Peer]:
 
 
 def fill(host: Host, publisher: Peer, count: int, topic: str = "t/a") -> int:
-    """Publish one after the other, as long as each is answered; returns how many were."""
+    """Publish one after the other, as long as each is answered; return their number."""
     for done in range(count):
         publisher.publish(topic, b"%d" % done, 1)
         host.settle()
-        if not publisher.packets:  # the acks of a link come with its next word
+        if not publisher.packets:  # the acks of a link arrive with its next message
             host.pass_time(0.4)
         if not publisher.packets:
             return done
@@ -66,12 +66,12 @@ def test_after_hold_seconds_max_what_comes_is_dropped(many: int) -> None:
     assert publisher.next("PUBACK").reason == 0
     assert host.counters()["holds_given_up"] == 1
     assert fill(host, publisher, 50) == 50
-    # those that were acknowledged before it gave up are there
+    # messages acknowledged before it gave up are in the queue
     got = [int(packet.payload) for packet in subscriber.receive()]
     assert got[:taken] == list(range(taken))
     dropped = host.counters()["dropped_queue_full"]
     assert dropped == taken + 51 - len(got) > 45
-    # the queue has shrunk: it would hold again
+    # the queue has shrunk: it can hold again
     assert LIMIT <= fill(host, publisher, 100) <= LIMIT + 3
     assert host.counters()["queues_held"] == 2
     host.check_books()
@@ -101,7 +101,7 @@ def test_an_offline_session_holds_for_a_bounded_time_and_once() -> None:
 
 
 def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> None:
-    """Each is full and each publishes to the other: the one that is not read gives up at once."""
+    """Both clients are full and publish to each other: the one that is not read gives up at once."""
     host = Host(limits=LIMITS, queue_full="hold")
     one, two = host.connect("one", 5, expiry=100), host.connect("two", 5, expiry=100)
     one.subscribe(("one", 1))
@@ -110,7 +110,7 @@ def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> N
         one.publish("two", b"%d" % number, 1)
         two.publish("one", b"%d" % number, 1)
         host.settle()
-    # one held publisher may be waiting for the other's queue, whose owner is read and can answer
+    # a held publisher may wait for the queue of the other one, which is read and can answer
     for peer in (one, two, one, two):
         peer.receive()
         host.pass_time(0.2)
@@ -189,7 +189,7 @@ def test_a_rule_leaves_with_the_last_subscription_under_it() -> None:
 
 
 MANY = 20_000
-"""Filters of a session: what concerns each of them is done in pieces."""
+"""Filters of a session: work on each of them is done in pieces."""
 
 
 def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Peer:
@@ -202,7 +202,7 @@ def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Pe
 
 
 def becomes_full(host: Host, publisher: Peer) -> None:
-    """The first of its filters are flagged, the others not yet."""
+    """Publish until the first of its filters are flagged, the others not yet."""
     while not host.node.router.back_pressure.held_filters():
         publisher.publish("t/0", b"x", 1)
         host.turn()
@@ -303,7 +303,7 @@ def test_rules_that_are_looked_through_while_something_changes(meanwhile: str) -
 
 
 def test_a_session_has_its_former_rule_until_the_new_ones_are_looked_through() -> None:
-    """Of two tables the second one covers it; of the new ones, whose second one is another, the first one does."""
+    """The second of two tables covers it; the second of the new ones differs, and the first one covers it."""
     large = QueueRule(filter="t/#", full="drop_newest", messages_max=200)
     rules = QueueRule(filter="x/#", full="hold", messages_max=1), large
     host = Host(limits=OF_MANY, queue=list(rules))
@@ -351,7 +351,7 @@ def test_a_client_that_subscribes_too_fast_is_read_more_slowly_and_others_are_no
     host.pass_time(1)
     assert client.session.subscriptions == 30
     host.pass_time(1)
-    assert client.session.subscriptions == 15  # more filters than come in a second may be in one packet
+    assert client.session.subscriptions == 15  # one packet may have more filters than are allowed per second
     host.pass_time(2)
     client.send(wire.subscribe(4, 101, ("c", 0)))
     host.settle()

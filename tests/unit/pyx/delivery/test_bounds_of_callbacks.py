@@ -1,7 +1,7 @@
-"""No callback does more than its bound, whatever is at its configured maximum: on the disk, with a sibling.
+"""No callback does more than its bound, with everything at its configured maximum: on the disk, with a sibling.
 
-One row for each operation. What it needs is made before, and is no part of it; then the work of each callback that it
-causes is counted (`pyx.core.work`), here and at the sibling, until nothing moves any more.
+One row for each operation. Its preconditions are set up before and do not count; then the work of each callback that it
+causes is counted (`pyx.core.work`), here and at the sibling, until no work is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Made = Callable[..., Host]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Made]:
-    """A host on the disk; again: with what the one before has left there."""
+    """Return a factory of hosts on the disk; each later host starts with the stores of the previous one."""
     made: list[Host] = []
 
     def host(workers: int = 2, seconds_later: int = 0, limits: dict[str, int] = OPEN, **settings: Any) -> Host:
@@ -55,7 +55,7 @@ def make(tmp_path: Path) -> Iterator[Made]:
 
 
 def bounded(host: Host, what: str, seconds: float = 0.0) -> None:
-    """What has been done since the last time, and goes on until nothing moves, is within the bound."""
+    """Check that all work since the last check, and until none is left, is within the bound."""
     host.settle()
     host.pass_time(seconds)
     assert work.over() == {}, what
@@ -80,7 +80,7 @@ def subscribe(peer: Peer, named: str, count: int, qos: int = 1, *, retained: boo
 
 
 def full(host: Host, named: str, *, expiry: int = EXPIRY) -> Peer:
-    """With as many subscriptions as a session may have."""
+    """Return a session with as many subscriptions as it may have."""
     peer = gateway(host, clean=True, expiry=expiry)
     subscribe(peer, named, OF_SESSION, retained=False)
     work.forget()
@@ -98,7 +98,7 @@ def publish(host: Host, publisher: Peer, topics: list[str], body: bytes = b"x", 
 
 
 def receive(peer: Peer, messages: int) -> None:
-    """So many, and no more."""
+    """Receive exactly this many messages."""
     got = 0
     for _ in range(messages):
         got += len(peer.receive())
@@ -131,7 +131,7 @@ def test_subscribing(make: Made, named: str) -> None:
 
 @pytest.mark.parametrize("retained", [0, 1])
 def test_subscribing_where_nothing_is_retained_for_it(make: Made, retained: int) -> None:
-    """With one worker that is known at once; the store is told for each filter."""
+    """With one worker the absence is known at once; the store gets a record for each filter."""
     host = make(1)
     publish(host, host.connect("publisher", 5), names("other/{}", retained), retain=True)
     peer = gateway(host)
@@ -193,7 +193,7 @@ def test_how_it_ends(make: Made, named: str) -> None:
 
 @pytest.mark.parametrize("named", [SHARED, *(pytest.param(each, marks=pytest.mark.long) for each in (PLAIN, "+/{}/#"))])
 def test_a_sibling_begins_again(make: Made, named: str) -> None:
-    """Both workers tell each other all that they want; then what one of them had wanted is over."""
+    """Both workers send each other their whole interest; then the former interest of one of them is withdrawn."""
     host = make()
     host.lose(full(host, named))
     work.forget()
@@ -225,7 +225,7 @@ def test_a_sibling_names_many_members_of_a_group(make: Made) -> None:
 
 
 def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of the beginning is a callback."""
+    """A step of the start is a callback."""
     begin, steps = Recovered.begin, []
 
     def counted(recovered: Recovered) -> Iterator[None]:
@@ -252,7 +252,7 @@ def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypat
 
 
 def test_a_queue_of_shares_that_is_left(make: Made) -> None:
-    """Its member unsubscribes, or ends: all of them go to another one."""
+    """The member unsubscribes, or ends: all shares move to another member."""
     host = make(1)
     publisher = host.connect("publisher", 5)
     for way in ("UNSUBSCRIBE", "Session Expiry"):
@@ -276,7 +276,7 @@ def test_a_queue_of_shares_that_is_left(make: Made) -> None:
 
 
 def test_a_backlog_of_all_filters(make: Made) -> None:
-    """A message for each of thousands of filters of a session that is away, as many as may wait."""
+    """A message for each of thousands of filters of an offline session, as many as may wait."""
     host = make(1)
     peer, publisher = full(host, PLAIN), host.connect("publisher", 5)
     host.lose(peer)
@@ -313,7 +313,7 @@ def test_retained_messages(make: Made) -> None:
 
 
 def test_a_full_queue_that_holds_publishers(make: Made) -> None:
-    """All of its filters are flagged, here and at the sibling, and are so no more when it has room."""
+    """All filters of the session are flagged, here and at the sibling, until it has room again."""
     host = make()
     for node in host.nodes:
         node.reload(host.settings.model_copy(update={"queue_full": "hold"}))
@@ -340,7 +340,7 @@ def test_a_full_queue_that_holds_publishers(make: Made) -> None:
 
 
 def test_a_reload_of_the_rules_for_queues(make: Made) -> None:
-    """Each session has the first rule that covers one of its subscriptions: all are looked through."""
+    """Each session has the first rule that covers one of its subscriptions: all of them are checked."""
     host = make(1)
     peer = full(host, PLAIN)
     for number in range(2000):
@@ -358,7 +358,7 @@ def test_a_reload_of_the_rules_for_queues(make: Made) -> None:
 
 @pytest.mark.parametrize("common", [pytest.param(False, marks=pytest.mark.long), True])
 def test_sweeping_what_is_in_flight_of_many(make: Made, common: bool) -> None:
-    """Each session has a window full of messages that have come between those of the others."""
+    """Each session has a window full of messages that alternate with those of the other sessions."""
     host = make(1)
     publisher = host.connect("publisher", 5)
     sessions = 400
@@ -379,12 +379,12 @@ def test_sweeping_what_is_in_flight_of_many(make: Made, common: bool) -> None:
     assert host.stores[0].held() == (0, 0)
 
 
-# ---------------------------------------------------------------- what is not a packet
+# ---------------------------------------------------------------- other callbacks
 
 
 @pytest.mark.parametrize("end", ["read", "given up", "ended", "sibling lost"])
 def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> None:
-    """The filters are flagged here and at the sibling, and told anew to one that comes back."""
+    """The filters are flagged here and at the sibling, and sent again to a sibling that returns."""
     host = make(2, limits={**OPEN, "queue_messages_max": 100, "hold_seconds_max": 3}, queue_full="hold")
     peer = full(host, PLAIN)
     here, there = host.nodes[home(CLIENT, 2)], host.nodes[1 - home(CLIENT, 2)]
@@ -423,7 +423,7 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     ],
 )
 def test_a_reload(make: Made, strategies: tuple[str, str]) -> None:
-    """Rules for queues and share groups that cover everything: 100,000 groups, and one of many members."""
+    """Rules for queues and share groups cover everything: 100,000 groups, and one with many members."""
     before, after = (
         {
             "shared": [Shared.model_validate({"group": "*", "strategy": strategy})],

@@ -1,7 +1,7 @@
 """No publish does more than its bound in one callback, whatever matches it: on the disk, as test_bounds_of_callbacks.
 
-What is logged under very many filters is appended in pieces (`Router.lay`). Between these nobody misses a message, gets
-one twice, or is told that one is safe which is not.
+A message logged under very many filters is appended in pieces (`Router.lay`). Between the pieces no session misses a
+message or gets one twice, and no ack leaves before its message is safe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def lasting(host: Host, client_id: str = "gateway") -> Peer:
 
 
 def away(host: Host, filters: Sequence[str], client_id: str = "gateway") -> Peer:
-    """A session with these filters, and without its client."""
+    """Make a session with these filters, whose client is offline."""
     peer = lasting(host, client_id)
     subscribe(peer, filters)
     host.lose(peer)
@@ -64,7 +64,7 @@ def away(host: Host, filters: Sequence[str], client_id: str = "gateway") -> Peer
 
 
 def begun(host: Host, publisher: Peer, body: bytes = b"0") -> None:
-    """A publish for all of them has been logged under some."""
+    """Publish until the message has been logged under some of the filters, not all."""
     publisher.publish(TOPIC, body, 1)
     host.turn()
     assert host.node.router.is_laying
@@ -127,7 +127,7 @@ def test_over_filters_of_thousands_of_sessions_that_are_away(tmp_path: Path) -> 
 
 
 def test_what_waits_under_thousands_of_filters_is_found_in_pieces_after_a_restart(tmp_path: Path) -> None:
-    """Each message stands in the index of each filter, and is listed once."""
+    """Each message is in the index of each filter, and is listed once."""
     store = OnDisk(tmp_path, fsync=False)
     host = Host(limits=OPEN, stores=[store])
     away(host, MANY)
@@ -151,7 +151,7 @@ def test_what_waits_under_thousands_of_filters_is_found_in_pieces_after_a_restar
 
 
 def test_messages_that_come_meanwhile_follow(make: Made) -> None:
-    """For the same filters, for some of them, and for a session that has read all there was."""
+    """Messages for the same filters, for some of them, and for a session that has read everything so far."""
     host = make(limits={"inflight_max": 10})
     away(host, MANY)
     away(host, MANY[:3], "few")
@@ -184,7 +184,7 @@ def test_who_is_in_sync_gets_it_at_once(make: Made) -> None:
 
 
 def test_publishes_that_never_end_are_answered_all_the_same(make: Made) -> None:
-    """What has come meanwhile is itself appended in pieces: nothing more is taken until that is done."""
+    """Messages that arrive meanwhile are appended in pieces, too: no more are taken until that is done."""
     host = make()
     away(host, MANY)
     publishers = [host.connect(f"publisher{number}", 5) for number in range(3)]
@@ -201,7 +201,7 @@ def test_publishes_that_never_end_are_answered_all_the_same(make: Made) -> None:
 
 @pytest.mark.parametrize("make", ["kept", "disk"], indirect=True)
 def test_the_ack_leaves_with_the_last_piece(make: Made) -> None:
-    """So do those that wait behind it. (In memory an ack waits for nothing.)"""
+    """Acks that wait behind it leave then, too. (In memory an ack waits for nothing.)"""
     host = make()
     away(host, MANY)
     publisher = host.connect("publisher", 5)
@@ -246,7 +246,7 @@ def test_a_session_that_ends_meanwhile(make: Made, end: str) -> None:
 
 @pytest.mark.parametrize("pieces", range(7))
 def test_a_crash_meanwhile(pieces: int) -> None:
-    """What was acknowledged is there, in every index; what was not is there as a whole or not at all."""
+    """An acknowledged message is in every index; one that was not is in all of them or in none."""
     host = Host(limits=OPEN, stores=[KeptStore()])
     away(host, MANY)
     away(host, MANY[:1], "first")
@@ -275,7 +275,7 @@ def test_a_worker_that_stops_meanwhile(tmp_path: Path) -> None:
 
 
 def test_what_a_sibling_gets_waits_with_it() -> None:
-    """Some of it must be stored before it leaves."""
+    """Part of the sibling's copy must be stored before it leaves."""
     host = Host(2, limits=OPEN, stores=[KeptStore(), KeptStore()])
     names = [f"c{number}" for number in range(20)]
     readers = [host.connect(name, 5, clean=False, expiry=EXPIRY) for name in names]

@@ -1,5 +1,5 @@
-"""A session that acknowledges nothing keeps so many bytes in flight and no more (`inflight_bytes_max`); what comes then
-waits in its queue. At least one message of any size is always sent.
+"""A session that acknowledges nothing has so many bytes in flight and no more (`inflight_bytes_max`); later messages
+wait in its queue. At least one message of any size is always sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 
 def publishes(peer: Peer) -> list[tuple[int, bytes]]:
-    """(Packet Identifier, body) of what has come; nothing is acknowledged."""
+    """Return (Packet Identifier, body) of the messages that have arrived; none is acknowledged."""
     peer.host.settle()
     found = [packet for packet in peer.packets if packet.kind == "PUBLISH"]
     peer.packets.clear()
@@ -38,7 +38,7 @@ def publish(host: Host, *messages: bytes, qos: int = 1) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_the_next_ones_wait(host: Host, qos: int) -> None:
-    """The one that reaches the bound is sent; each answer that gives bytes back lets the next one leave."""
+    """The message that reaches the bound is sent; each answer that frees bytes lets the next one leave."""
     peer = lasting(host, "c", 5)
     peer.subscribe(("t", 2))
     publish(host, HALF, HALF, b"1", b"2", qos=qos)
@@ -62,7 +62,7 @@ def test_one_of_any_size_is_sent(host: Host) -> None:
 
 
 def test_what_is_kept_for_nobody_does_not_count(host: Host) -> None:
-    """A session that ends with its connection is sent nothing again."""
+    """A session that ends with its connection never gets a message again."""
     peer = host.connect("c", 5)
     peer.subscribe(("t", 1))
     publish(host, *[HALF] * 5)
@@ -71,7 +71,7 @@ def test_what_is_kept_for_nobody_does_not_count(host: Host) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_is_in_flight_counts_after_a_resumption(host: Host, qos: int) -> None:
-    """All of it is sent again, and nothing else before it is answered; after a crash as well."""
+    """All messages in flight are sent again, and no others before they are answered; also after a crash."""
     peer = lasting(host, "c", 5)
     peer.subscribe(("t", 2))
     publish(host, HALF, HALF, b"1", qos=qos)

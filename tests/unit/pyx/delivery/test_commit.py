@@ -1,4 +1,4 @@
-"""What waits for the store: answers, acks and callbacks, by the ticket of the batch that was gathered in their tick."""
+"""Answers, acks and callbacks that wait for the store, by the ticket of the batch gathered in their tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sansio import Host, Peer
 
 
 class Ledger(MemoryStore):
-    """A store that keeps, and whose tickets are durable when the test says so."""
+    """A persistent store whose tickets are durable when the test says so."""
 
     immediate = False
     keeps = True
@@ -21,7 +21,7 @@ class Ledger(MemoryStore):
         self.records: dict[bytes, bytes] = {}
         self.ticket = 0
         self.synced: list[bool] = []
-        """Of each batch, whether it was for the disk itself."""
+        """For each batch: whether it was synced to the disk."""
         self._at: list[dict[bytes, bytes]] = [{}]
         self._gathered_records = False
 
@@ -50,7 +50,7 @@ class Ledger(MemoryStore):
         return iter(sorted((key, value) for key, value in self.records.items() if key.startswith(prefix)))
 
     def crashed(self, ticket: int) -> Ledger:
-        """What a new worker finds when this was the last durable one; of the log it may find more."""
+        """Return the store that a new worker finds after this last durable ticket; its log may hold more."""
         after = Ledger()
         after._indexes = self._indexes
         after.last_position = self.last_position
@@ -67,13 +67,13 @@ def host_with(store: MemoryStore) -> Host:
 
 
 def commit(host: Host, store: Ledger) -> None:
-    """The disk has everything that was flushed."""
+    """Make everything that was flushed durable."""
     host.node.router.journal.durable(store.ticket)
     host.settle()
 
 
 def offline_subscriber(host: Host, store: Ledger) -> Peer:
-    """A session that must find what it misses."""
+    """Return an offline session that must get the messages it misses."""
     subscriber = host.connect("subscriber", clean=False)
     subscriber.send(wire.subscribe(4, 1, ("t", 1)))
     subscriber.silent()
@@ -126,14 +126,14 @@ def test_a_rule_says_for_which_topics_a_batch_is_for_the_disk_itself() -> None:
     assert batches_of("other") == [True], "no rule matches"
     assert batches_of("t/temperature", retain=True) == [False]
     assert batches_of("t/alarm/fire", retain=True) == [True]
-    # one that needs the disk takes what came in the same tick along
+    # a publish that needs the disk makes those of the same tick durable, too
     store.synced.clear()
     publisher.send(wire.publish(4, "t/1", qos=1, packet_id=7) + wire.publish(4, "t/alarm/1", qos=1, packet_id=8))
     publisher.silent()
     assert store.synced == [True]
     commit(host, store)
     assert [publisher.next("PUBACK").packet_id for _ in range(2)] == [7, 8]
-    # what a client was told of a session is as safe as the safest
+    # confirmations about a session are as durable as the most durable topic
     store.synced.clear()
     another = host.connect("another", clean=False)
     another.send(wire.subscribe(4, 1, ("t/1", 1)))

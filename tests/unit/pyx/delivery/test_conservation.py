@@ -1,4 +1,4 @@
-"""Random operations, and books that add up after every one of them; backlogs that are bounded."""
+"""Random operations, with counters that balance after each of them; bounded backlogs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILTERS = ["a", "b", "a/+", "#", "+", "$share/g/a", "$share/g/#", "$share/h/a"]
 
 
 class Crowd:
-    """Clients that do something at random."""
+    """Clients that act at random."""
 
     def __init__(self, seed: int, workers: int, **options: Any) -> None:
         self.numbers = random.Random(seed)
@@ -80,7 +80,7 @@ class Crowd:
         peer.send(wire.unsubscribe(peer.version, peer.packet_id(), self.numbers.choice(FILTERS)))
 
     def read(self, peer: Peer) -> None:
-        """Take what came and answer some of it."""
+        """Read the packets that arrived and acknowledge some of them."""
         while peer.packets:
             packet = peer.packets.popleft()
             if packet.kind == "PUBLISH":
@@ -110,13 +110,13 @@ class Crowd:
         self.host.pass_time(self.numbers.choice([0.1, 2.0, 6.0]))
 
     def quiet(self) -> bool:
-        """Everybody is there and nothing waits (a client may be closed once more because its queue was full)."""
+        """Return whether all are connected and nothing waits (one may be closed again because its queue was full)."""
         return self.host.waiting() == 0 and not any(
             peer is None or peer.closed or peer.session.is_behind for peer in self.clients.values()
         )
 
     def finish(self) -> None:
-        """Everybody comes, takes everything, and goes: nothing waits any more."""
+        """Connect every client, let it take everything, and disconnect it: nothing waits any more."""
         for _ in range(20):
             if self.quiet():
                 break
@@ -169,7 +169,7 @@ def test_books_add_up_whatever_happens(seed: int, many: int, policy: str) -> Non
 def test_a_backlog_with_drops_is_a_list_with_holes(
     policy: str, filters: int, limit: int, steps: list[tuple[str, int]]
 ) -> None:
-    """What is received is what was published, in order, less what was counted as dropped; no more than was allowed."""
+    """Received messages equal the published ones, in order, less the counted drops, and never more than the limit."""
     host = Host(queue_full=policy, limits={"queue_messages_max": limit, "inflight_max": 3})
     subscriber, publisher = host.connect("s", 5, expiry=100), host.connect("p")
     subscriber.subscribe(*((f"t/{i}", 1) for i in range(filters)))

@@ -16,7 +16,7 @@ EXPIRES = {"message_expiry_interval": 1}
 
 
 def apart(keeps: bool) -> Host:
-    """Two workers, each with a client."""
+    """Return two workers, each with a client."""
     return Host(2, stores=[KeptStore(), KeptStore()] if keeps else None)
 
 
@@ -25,7 +25,7 @@ def pair(host: Host, **options: Any) -> tuple[Peer, Peer]:
 
 
 def late(host: Host, seconds: float) -> None:
-    """What is between the workers comes so much later."""
+    """Delay the messages between the workers by this time."""
     host.pass_time(seconds)
     host.held.clear()
     host.settle()
@@ -41,7 +41,7 @@ def test_a_message_that_expires_between_two_workers_is_not_sent(keeps: bool, qos
     host.held |= {(0, 1)}
     publisher.publish("t", b"expires", qos, properties=EXPIRES)
     publisher.publish("t", b"lasts", qos, properties={"message_expiry_interval": 60})
-    late(host, 1.2)  # a sibling that is silent for longer is away
+    late(host, 1.2)  # a sibling that is silent for longer counts as away
     got = subscriber.receive()
     assert [packet.payload for packet in got] == [b"lasts"]
     assert 58 <= got[0].properties["message_expiry_interval"] <= 59
@@ -68,7 +68,7 @@ def test_overlapping_filters_and_several_sessions_are_each_one_copy(keeps: bool)
 
 
 def test_an_expired_message_takes_the_place_of_the_retained_one() -> None:
-    """It is the newer one, and nothing is retained from then on."""
+    """The expired message is the newer one, and from then on no message is retained."""
     host = apart(False)
     publisher, subscriber = pair(host)
     topic = next(f"r/{i}" for i in range(100) if owner(b"r/%d" % i, 2) == 1)
@@ -84,14 +84,14 @@ def test_an_expired_message_takes_the_place_of_the_retained_one() -> None:
 
 
 def test_a_share_that_has_expired_is_given_to_no_other_member() -> None:
-    """The worker to which it was sent dies, and had not taken it."""
+    """The worker it was sent to dies without having taken it."""
     host = apart(False)
     publisher, subscriber = pair(host)
     left = host.connect(client_at(0, 2, "left"), 5)
     for peer in (left, subscriber):
         peer.subscribe(("$share/g/t", 1))
     host.held |= {(0, 1), (1, 0)}
-    for _ in range(2):  # one for each of them
+    for _ in range(2):  # one for each member
         publisher.publish("t", b"expires", 1, properties=EXPIRES)
     assert len(left.receive()) == 1
     host.pass_time(1.2)
@@ -103,7 +103,7 @@ def test_a_share_that_has_expired_is_given_to_no_other_member() -> None:
 
 @pytest.mark.parametrize("text", ["t", "$share/g/t"])
 def test_an_interval_of_0_does_not_end_on_the_way(text: str) -> None:
-    """What nobody has to wait for is sent, on the publisher's worker and on another one."""
+    """Messages that need not wait are sent, on the publisher's worker and on another one."""
     host = apart(False)
     publisher, subscriber = pair(host)
     subscriber.subscribe((text, 1))

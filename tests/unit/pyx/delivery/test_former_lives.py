@@ -1,4 +1,4 @@
-"""What a session has in the store goes with it, whatever it is when it ends: no later session of its client gets it."""
+"""All records of a session are deleted when it ends, in any state: no later session of its client gets them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Life = Callable[[Host], Host]
 
 
 def records(host: Host) -> dict[bytes, bytes]:
-    """Those of the client, of all families."""
+    """Return the client's records of all families."""
     store_of(host).sync()
     return {key: value for key, value in store_of(host).records.items() if CLIENT.encode() in key}
 
@@ -33,8 +33,8 @@ def publish(host: Host, topic: str, *bodies: bytes, qos: int = 2, retain: bool =
 
 
 def made() -> Host:
-    """Its session has shares of groups, retained messages it asked for, a log, all of them waiting or in flight, and
-    Packet Identifiers without PUBREL; in the group there is another one, which has never been there.
+    """A session with shares of groups, retained messages it asked for, and a log, all of them waiting or in flight, and
+    with Packet Identifiers without PUBREL; the group has another member, which joined later and is offline.
     """
     host = kept()[0]
     publish(host, "old", b"kept", retain=True)

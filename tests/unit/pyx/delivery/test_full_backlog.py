@@ -1,4 +1,4 @@
-"""A backlog at its limit: what is dropped is not held either. The limit is looked at whenever a 32nd of it has come."""
+"""A backlog at its limit: dropped messages are not held. The limit is checked whenever a 32nd of it has arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW = 5
 
 
 def flood(host: Host, publisher: Peer, first: int, count: int) -> None:
-    """Publish at QoS 1; the answers are thrown away."""
+    """Publish at QoS 1; the answers are discarded."""
     for number in range(first, first + count):
         publisher.publish("t", b"%d" % number, 1)
         host.settle()
@@ -56,7 +56,7 @@ def test_two_sessions_that_fell_behind_at_different_times_keep_what_each_may() -
 
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
 def test_what_only_came_between_two_sessions_that_are_behind_is_not_held(policy: str) -> None:
-    """One is away for good, its queue full; others come and go, somebody always behind: each holds its own part."""
+    """One is offline for good, its queue full; of the others one is always behind: each holds its own part."""
     host = Host(limits={"queue_messages_max": LIMIT, "inflight_max": WINDOW}, queue_full=policy)
     publisher, gone = host.connect("publisher"), host.connect("gone", clean=False)
     gone.subscribe(("t", 1))

@@ -1,4 +1,4 @@
-"""What fuzzing whole sessions has found, each told as the shortest story that shows it."""
+"""Defects found by fuzzing whole sessions, each as the shortest sequence that shows it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.sansio import Host
 
 
 def id_on(worker: int, name: str) -> str:
-    """A client id whose home, of two workers, is that one."""
+    """Return a client id whose home is that one of two workers."""
     return next(each for n in range(99) if home(each := f"{name}{n}", 2) == worker)
 
 
 def topic_owned_by(worker: int) -> str:
-    """A topic whose retained message, of two workers, that one keeps."""
+    """Return a topic whose owner is that one of two workers."""
     return next(each for n in range(99) if owner((each := f"t{n}").encode(), 2) == worker)
 
 
@@ -40,7 +40,7 @@ def test_nothing_follows_a_disconnect_that_is_said() -> None:
 
 
 def test_a_group_without_members_is_withdrawn_though_the_filter_stays() -> None:
-    """The last member of a group leaves a worker where somebody holds the same filter without the group."""
+    """The last member of a group leaves a worker where another session has the same filter without the group."""
     host = Host(2)
     plain = host.connect(id_on(1, "plain"), 5)
     plain.subscribe(("t", 1))
@@ -62,7 +62,7 @@ def test_a_group_without_members_is_withdrawn_though_the_filter_stays() -> None:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_retained_message_is_kept_by_an_owner_that_was_also_chosen_for_a_group(qos: int) -> None:
-    """The owner of the topic subscribes to it and has the only member of a group of it: one entry brings all three."""
+    """The topic's owner subscribes to it and has the only member of a group on it: one entry serves all three."""
     host = Host(2)
     topic = topic_owned_by(1)
     subscriber = host.connect(id_on(1, "sub"), 5)
@@ -76,7 +76,7 @@ def test_a_retained_message_is_kept_by_an_owner_that_was_also_chosen_for_a_group
 
 
 def test_a_router_that_is_abandoned_holds_nobody() -> None:
-    """Connections whose acks wait stand in lists that the collector cannot see into: with them a worker would stay."""
+    """Lists that the collector cannot see into hold connections whose acks wait: they would keep a worker alive."""
     host = Host(2)
     subscriber = host.connect(id_on(1, "sub"), 4)
     subscriber.subscribe(("t", 1))

@@ -1,6 +1,6 @@
-"""What the data path calls on its handler is what `pyx.delivery.handler` says, and a Node has it.
+"""The methods that the data path calls on its handler are those of `pyx.delivery.handler`, and a Node has them.
 
-mypy looks at the types: `RouterState.handler` is a Handler, and a Node is given to it.
+mypy checks the types: `RouterState.handler` is a Handler, and a Node is assigned to it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CALL = re.compile(r"\bhandler\.(\w+)\(")
 
 
 def called(text: str) -> set[str]:
-    """Names of the methods that this source calls on a handler."""
+    """Return the names of the methods that this source calls on a handler."""
     return set(CALL.findall(text))
 
 
 def declared() -> dict[str, inspect.Signature]:
-    """Those of the protocol."""
+    """Return the names of the protocol's methods."""
     return {
         name: inspect.signature(method)
         for name, method in inspect.getmembers(Handler, inspect.isfunction)

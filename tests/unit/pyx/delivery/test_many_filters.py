@@ -1,4 +1,4 @@
-"""A session with many filters, behind: what it costs does not grow with filters times messages (issue 16, 7)."""
+"""A session with many filters that is behind: its cost does not grow with filters times messages (issue 16, 7)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
 
 
 def gateway(host: Host, filters: int = FILTERS) -> Peer:
-    """A client with a lasting session."""
+    """Return a client with a lasting session."""
     peer = host.connect("gateway", 5, clean=False, expiry=1000)
     if not peer.session_present:
         for first in range(0, filters, 1000):
@@ -91,7 +91,7 @@ def test_beyond_its_limit(make_host: Callable[..., Host], policy: str) -> None:
 
 
 def test_filters_that_become_many_while_it_is_behind(make_host: Callable[..., Host]) -> None:
-    """It has read their indexes merged before; what is in them is looked for, in slices."""
+    """The session merged their indexes before; now their messages are searched in slices."""
     host = make_host(limits={"inflight_max": 5})
     peer, publisher = gateway(host, 50), host.connect("publisher", 5)
     publish(host, publisher, range(50))
@@ -106,7 +106,7 @@ def test_filters_that_become_many_while_it_is_behind(make_host: Callable[..., Ho
 
 
 def test_what_an_ended_subscription_would_have_got_too_is_found_elsewhere(make_host: Callable[..., Host]) -> None:
-    """Overlapping filters: a message that the one of them shows is not lost with it, one for it alone is."""
+    """Overlapping filters: a message that the other one matches too is not lost; one for the ended one alone is."""
     host = make_host(limits={"inflight_max": 5})
     peer, publisher = gateway(host, 200), host.connect("publisher", 5)
     peer.subscribe(("+/100", 1), ("t/+/#", 1))

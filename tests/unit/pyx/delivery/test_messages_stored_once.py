@@ -39,7 +39,7 @@ def retained(host: Host, *bodies: bytes) -> None:
 
 
 def waiting(host: Host, *names: str) -> list[Peer]:
-    """Clients that have asked for all of them, and take one at a time."""
+    """Return clients that have subscribed to all of the messages, and take one at a time."""
     peers = [lasting(host, name, 5, properties={"receive_maximum": 1}) for name in names]
     for peer in peers:
         peer.subscribe(("r/#", 1))
@@ -77,7 +77,7 @@ def test_once_until_the_last_session_has_it() -> None:
 
 @pytest.mark.parametrize(("size", "own"), [(0, False), (1, False), (-1, False), (ONCE_BYTES, True)])
 def test_from_which_size_on(size: int, own: bool) -> None:
-    """Topic, properties and payload count."""
+    """Topic, properties and payload count towards the size."""
     host, store = kept()
     topic = len("r/0")
     retained(host, b"x" * (max(1, size - topic) if size >= 0 else ONCE_BYTES - 1 - topic))
@@ -87,7 +87,7 @@ def test_from_which_size_on(size: int, own: bool) -> None:
 
 
 def test_all_of_it_comes_back() -> None:
-    """In flight, queued, with its properties and its publisher; and goes with the last who has it."""
+    """In flight or queued, with its properties and its publisher; it is deleted with the last session that has it."""
     host, _ = kept()
     publisher = host.connect("publisher", 5)
     properties = {"content_type": "t" * 1000, "user_property": [("a", "b")]}
@@ -136,7 +136,7 @@ def test_a_session_that_ends_takes_it_along() -> None:
 
 
 def test_in_flight_of_a_subscription_that_ends() -> None:
-    """It stands in no index any more, for none of them."""
+    """The message is in no index any more, for neither session."""
     host, store = kept()
     peers = [lasting(host, name, 5) for name in "ab"]
     for peer in peers:
@@ -156,8 +156,8 @@ def test_in_flight_of_a_subscription_that_ends() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_killed_between_any_two_writes(seed: int) -> None:
-    """What the disk has is whole at every moment: each message that is named is there, and no other; and who asked for
-    them is given all of them in the end.
+    """The disk is consistent at every moment: each message that is named exists, and no other; and every subscriber
+    gets all of its messages in the end.
     """
     dice = random.Random(seed)
     host, store = kept(manual=True)
@@ -185,7 +185,7 @@ def test_killed_between_any_two_writes(seed: int) -> None:
 
 
 def check_whole(store: KeptStore) -> None:
-    """A host starts with it and sets nothing aside; nothing is left when all sessions have taken what they wait for."""
+    """A host starts with it and sets nothing aside; nothing is left when all sessions have taken their messages."""
     named = {message_of(value) for value in family(store, schema.QUEUED).values()} - {None}
     assert named == {schema.key_position(key) for key in family(store, schema.MESSAGE)}
     host = Host(stores=[store])

@@ -1,10 +1,10 @@
-"""An error of ours while anything of a client's is handled ends that client's connection with 0x83, and nothing else:
-whatever raises it, and wherever the handling has got to.
+"""A defect of the broker while it handles anything of a client ends that client's connection with 0x83, and nothing
+else: wherever it is raised, and at any stage of the handling.
 
-Every method of the objects that decide, and of what they call (the log, the store, the interest for siblings), is made
-to raise, one after the other, while one client does one thing. Then nothing has left the broker's doors; where anything
-was raised that connection has ended, as its version of MQTT lets us say it; the clients beside it are served; the books
-balance; and the client can come back.
+Every method of the objects that decide, and of those they call (the log, the store, the interest for siblings), is made
+to raise, one after the other, while one client performs one action. Then nothing has left the broker; where anything
+was raised that connection has ended, as its version of MQTT allows; the clients beside it are served; the counters
+balance; and the client can connect again.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ VICTIM, PUBLISHER, SUBSCRIBER = (
 )
 BOOM = 0x83
 WILL = wire.Will("will/of/victim", b"gone", qos=1)
-RETAINED = "kept", *(f"new/{i}" for i in range(9))  # of owners on both workers
+RETAINED = "kept", *(f"new/{i}" for i in range(9))  # their owners are on both workers
 LASTING = {"session_expiry_interval": 1000}
 LONG_SECONDS = 8 * 86400  # longer than a session of a v3 client
 
 
 class Boom(Exception):
-    """The defect."""
+    """The simulated defect."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A method of a Node, or of an object that it has."""
+    """A method of a Node, or of one of its objects."""
 
     path: str
     name: str
@@ -67,7 +67,7 @@ OF_THE_NODE = [
     "unsubscribe", "unstored", "drained", "publish_refused", "dropping", "dropping_ended", "queue_full", "queue_held",
     "hold_changed", "retained_full", "hand_over", "opened",
 ]  # fmt: skip
-#: nobody's in particular: the end of a tick, the sweeps of a second, what a sibling's broker says
+#: for no client in particular: the end of a tick, the sweeps of a second, messages of a sibling
 OTHERS = {
     "state_records.retained_changed", "interest.seal", "interest.since", "interest._last", "interest._trim",
     "interest._make_snapshot", "interest._make_rest", "interest._make_parts", "connecting.sweep", "sessions.recount",
@@ -81,7 +81,7 @@ OF_THE_STORE = "put", "delete", "read", "backlog", "record"
 
 
 class Said:
-    """The log of a node, its methods replaceable."""
+    """The log of a node, with replaceable methods."""
 
     def __init__(self, log: KeptLog) -> None:
         self._log = log
@@ -109,7 +109,7 @@ class Said:
 
 
 def places(node: Node) -> Iterator[Place]:
-    """All that are made to raise."""
+    """Return all methods that are made to raise."""
     for name in OF_THE_NODE:
         yield Place("", name)
     for path in OWNERS:
@@ -121,7 +121,7 @@ def places(node: Node) -> Iterator[Place]:
 
 
 class Scene:
-    """A victim, and those beside it."""
+    """A victim and the clients beside it."""
 
     def __init__(self, version: int, keeps: bool, users: Path, place: Place | None = None) -> None:
         self.version = version
@@ -132,7 +132,7 @@ class Scene:
         self.place = place
         self.raised = 0
         self.seen: set[Place] | None = None
-        """Places that are called; None: nobody wants to know."""
+        """Places that are called; None: they are not recorded."""
         self.subscriber = self.host.connect(SUBSCRIBER, 5)
         self.subscriber.subscribe(("#", 1), ("$share/g/s", 1))
         self.publisher = self.host.connect(PUBLISHER, 5)
@@ -142,7 +142,7 @@ class Scene:
 
     @contextmanager
     def broken(self) -> Iterator[None]:
-        """The place raises, each time; or it is noted which places there are."""
+        """Make the place raise at each call, or record the places that are called."""
         watched = [self.place] if self.place is not None else PLACES if self.seen is not None else []
         own = [getattr(place.owner(self.node), place.name) for place in watched]
         for place, call in zip(watched, own, strict=True):
@@ -154,7 +154,7 @@ class Scene:
                 setattr(place.owner(self.node), place.name, call)
 
     def called(self, place: Place, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """A place that is broken, or watched."""
+        """Raise, or record the place and call its method."""
         if self.seen is None:
             self.raised += 1
             raise Boom(str(place))
@@ -162,7 +162,7 @@ class Scene:
         return call(*arguments, **keywords)
 
     def come(self, clean: bool = True, lasting: bool = False) -> Peer:
-        """CONNECT, whatever becomes of it."""
+        """Send CONNECT, whatever the outcome."""
         peer = self.host.open(self.version)
         peer.client_id = VICTIM
         properties = LASTING if self.version == 5 and lasting else {}
@@ -171,7 +171,7 @@ class Scene:
         return peer
 
     def there(self) -> Peer:
-        """A client that is connected, with subscriptions, something in flight each way, something that waits."""
+        """Return a connected client with subscriptions, messages in flight both ways, and messages that wait."""
         peer = self.come(clean=False, lasting=True)
         peer.packets.clear()
         peer.subscribe(("t/#", 2), ("$share/g/s", 1), ("kept", 1))
@@ -184,7 +184,7 @@ class Scene:
         return peer
 
     def sent(self, *packets: bytes) -> Peer:
-        """By a client that is there."""
+        """Send these packets from a connected client."""
         peer = self.there()
         with self.broken():
             peer.send(*packets)
@@ -268,7 +268,7 @@ def is_lost(scene: Scene) -> Peer:
 
 
 def is_silent(scene: Scene) -> Peer:
-    """The reactor's timer is imitated: there is no socket here."""
+    """The reactor's timer is simulated: there is no socket here."""
     peer = scene.there()
     with scene.broken():
         try:
@@ -288,7 +288,7 @@ def expires(scene: Scene) -> Peer:
 
 
 def proves_itself(scene: Scene) -> Peer:
-    """With a password, which is looked at later."""
+    """Authenticate with a password, which is checked later."""
     hashes = Hashes(scene.host)
     peer = scene.host.open(scene.version)
     peer.client_id = VICTIM
@@ -299,7 +299,7 @@ def proves_itself(scene: Scene) -> Peer:
 
 
 def proves_itself_step_by_step(scene: Scene) -> Peer:
-    """SCRAM."""
+    """Authenticate by SCRAM."""
     if scene.version < 5:
         return proves_itself(scene)
     scram = ScramClient("carl", "pencil")
@@ -324,20 +324,20 @@ DEEDS: list[Callable[[Scene], Peer]] = [
 PLACES = list(places(Host(WORKERS, stores=[KeptStore() for _ in range(WORKERS)]).node))
 
 
-#: a minute passes there, of which the events tell
+#: called when a minute passes there, which the events report
 TOLD_EACH_MINUTE = {"recording._put", "store.record"}
 
 
 def check(scene: Scene, peer: Peer, deed: str) -> None:
-    """See the top."""
+    """Check the conditions of the module's docstring."""
     host, node = scene.host, scene.node
     raised = f"{scene.place} during {deed}"
     host.settle()
     if scene.raised:
-        # (where it was raised by the end of the connection that was taken over, that one has ended)
+        # (if the end of the connection that was taken over raised it, that one has ended)
         assert peer.closed or deed == "takes_over", raised
         assert host.counters()["internal_errors"], raised
-    # nobody else has noticed
+    # no other client is affected
     assert not scene.publisher.closed, raised
     assert not scene.subscriber.closed, raised
     scene.subscriber.packets.clear()
@@ -346,14 +346,14 @@ def check(scene: Scene, peer: Peer, deed: str) -> None:
     assert [each.kind for each in scene.publisher.packets][-1:] == ["PUBACK"], raised
     assert b"still there" in [each.payload for each in scene.subscriber.receive()], raised
     host.check_books()
-    # all that is there belongs together
+    # the remaining state is consistent
     sessions = list(node.sessions)
     assert node.router.state.subscriptions.count == sum(session.subscriptions for session in sessions), raised
     connected = [session for session in sessions if session.connection is not None]
     assert host.counters(0)["connections_opened"] - host.counters(0)["connections_closed"] == len(connected), raised
     assert all(session.connection.session is session for session in connected), raised
     assert not any(session.details.awaiting for session in sessions), raised
-    # and it can come back, twice
+    # the client can connect again, twice
     for clean in (False, True):
         again = scene.come(clean=clean, lasting=True)
         connack = again.packets.popleft()
@@ -368,7 +368,7 @@ def check(scene: Scene, peer: Peer, deed: str) -> None:
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """alice proves herself with a password, carl by SCRAM."""
+    """alice authenticates with a password, carl by SCRAM."""
     path = tmp_path_factory.mktemp("users") / "users"
     path.write_text(f"alice:{PBKDF2}\ncarl:{SCRAM}\n")
     return path
@@ -388,7 +388,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_defect_ends_the_connection_in_hand(
     deed: Callable[[Scene], Peer], version: int, keeps: bool, users: Path
 ) -> None:
-    """Scenario: each method raises while a client does this."""
+    """Scenario: each method raises while a client performs this action."""
     whole = Scene(version, keeps, users)
     whole.seen = set()
     check(whole, deed(whole), deed.__name__)

@@ -22,7 +22,7 @@ def position_of(packet: Any) -> int:
 
 
 class Reading:
-    """A merge whose deliveries a client gets."""
+    """A merge that delivers to a client."""
 
     def __init__(self, sources: int, after: int = 0, floors: dict[int, int] | None = None, options: int = 0) -> None:
         self.host = Host(limits={"outbox_bytes_max": 1 << 30})
@@ -30,7 +30,7 @@ class Reading:
         self.merge = Merge(self.peer.session, options, 0, 1, TAG, [after] * sources, floors or {})
 
     def feed(self, messages: int = 1 << 30) -> list[Any]:
-        """What comes, as packets."""
+        """Feed the merge; return the packets that arrive."""
         self.merge.feed(self.host.node.router.backlog, messages, 1 << 30)
         return self.peer.receive()
 
@@ -57,7 +57,7 @@ def test_what_lies_behind_the_horizon_waits() -> None:
 
 
 def test_live_pages_are_delivered_as_they_come() -> None:
-    """The position stays behind what a silent worker may still bring."""
+    """The position stays below messages that a silent worker may still send."""
     reading = Reading(2)
     reading.merge.add(0, [], 0x100, True)
     assert is_live(reading) is False
@@ -90,7 +90,7 @@ def test_the_client_is_told_of_a_gap_once() -> None:
 
 
 def test_options_of_the_subscription() -> None:
-    """QoS is the lower of both; RETAIN as published where it is asked for; No Local leaves out the client's own."""
+    """QoS is the lower of both; RETAIN is as published if requested; No Local excludes the client's own messages."""
     reading = Reading(1, options=1 | 4 | 8)
     own = message(0x100, publisher="reader")
     other = message(0x200, publisher="another", qos=2, retain=True)
@@ -103,8 +103,8 @@ def test_options_of_the_subscription() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_against_a_model(seed: int) -> None:
-    """Random messages of random workers, in random pages, with silence between and rests: everything once (but what is
-    repeated after a rest), each worker's in order, and no position says more than was delivered.
+    """Random messages of random workers, in random pages, with silence and pauses in between: each arrives once (except
+    repeats after a pause), each worker's in order, and no position exceeds what was delivered.
     """
     chance = random.Random(seed)
     sources = chance.randrange(1, 5)
@@ -151,7 +151,7 @@ def test_against_a_model(seed: int) -> None:
 
 
 def test_state_is_taken_up_elsewhere_without_a_repeat() -> None:
-    """What lies above the position and was delivered is not delivered again, although every source is asked anew."""
+    """Messages above the position that were delivered are not repeated, although every source is queried again."""
     reading = Reading(2)
     for source in range(2):
         reading.merge.add(source, [], 0x100 + source, True)
@@ -175,7 +175,7 @@ def test_damaged_arguments() -> None:
 
 
 def test_wire_has_what_these_tests_read() -> None:
-    """The position is the last user property; a subscription identifier stands before it."""
+    """The position is the last user property; a subscription identifier precedes it."""
     host = Host()
     peer = host.connect("reader", 5)
     merge = Merge(peer.session, 0, 300, 1, TAG, [0], {})

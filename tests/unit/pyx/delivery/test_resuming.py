@@ -1,5 +1,5 @@
-"""What is in flight when a connection ends comes first on the next one [MQTT-4.4.0-1]; PUBRELs before all else, and
-whatever the Receive Maximum is: they count against none [MQTT-3.3.4-10].
+"""Messages in flight when a connection ends are sent first on the next one [MQTT-4.4.0-1]; PUBRELs precede everything
+else, whatever the Receive Maximum: they do not count against it [MQTT-3.3.4-10].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def publish(host: Host, count: int, qos: int = 2, topic: str = "t") -> None:
 
 
 def taken(peer: Peer, kind: str) -> list[int]:
-    """Packet Identifiers of what has come, nothing of it answered, all of it of this kind."""
+    """Return the Packet Identifiers of the packets received, all of this kind; none is acknowledged."""
     peer.host.settle()
     assert {packet.kind for packet in peer.packets} <= {kind}
     found = [packet.packet_id for packet in peer.packets]
@@ -35,7 +35,7 @@ def subscriber(host: Host, receive_maximum: int = 65535) -> Peer:
 
 
 def released(host: Host, peer: Peer, count: int) -> list[int]:
-    """It has so many QoS 2 messages and no PUBCOMP was sent; PUBRECs the last one first."""
+    """Leave so many QoS 2 messages without PUBCOMP; PUBRECs are sent in reverse order. Return the identifiers."""
     publish(host, count)
     identifiers = taken(peer, "PUBLISH")[::-1]
     for packet_id in identifiers:
@@ -115,7 +115,7 @@ def test_messages_that_are_sent_again_wait_for_the_receive_maximum_and_pubrels_d
 
 
 def test_no_more_slots_are_taken_than_the_broker_allows() -> None:
-    """PUBRELs that are never answered, on connection after connection."""
+    """PUBRELs that are never answered, on one connection after another."""
     host = Host(limits={"inflight_max": 10})
     peer = subscriber(host, 4)
     peer.subscribe(("t", 2))
@@ -155,8 +155,8 @@ def test_many_pubrels_leave_in_slices() -> None:
 @pytest.mark.parametrize("text", ["t/#", "$share/g/t/#"])
 @pytest.mark.parametrize("stored", [False, True])
 def test_subscription_identifiers_outlive_a_connection_of_another_version(stored: bool, text: str) -> None:
-    """A session begins with MQTT 5, goes on with 3.1.1, where there are none, and with 5 again: what was sent to the
-    one in between, at once or from what had waited, and not acknowledged, has them when it is sent again.
+    """A session begins with MQTT 5, continues with 3.1.1, which has no identifiers, and with 5 again: messages sent to
+    the 3.1.1 connection, live or from the queue, and not acknowledged, have their identifiers when they are sent again.
     """
     host = kept()[0] if stored else Host()
     peer = subscriber(host)

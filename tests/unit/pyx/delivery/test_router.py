@@ -21,12 +21,12 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def client_at(worker: int, workers: int, name: str = "client") -> str:
-    """A client id whose home is that worker."""
+    """Return a client id whose home is that worker."""
     return next(f"{name}{i}" for i in range(1000) if home(f"{name}{i}", workers) == worker)
 
 
 def publish_many(peer: Peer, topic: str, bodies: list[bytes], qos: int = 1) -> None:
-    """Publish each; the acks are thrown away, which QoS 2 answers."""
+    """Publish each and complete QoS 2; the acks are discarded."""
     for body in bodies:
         peer.publish(topic, body, qos)
         peer.host.settle()
@@ -393,7 +393,7 @@ def test_queue_qos0_keeps_them_once_and_in_order() -> None:
         peer.subscribe(("t", 1), ("u", 0))
     host.lose(other)
     publish_many(publisher, "t", [b"1", b"2"], 1)
-    publish_many(publisher, "t", [b"3"], 0)  # subscriber is behind but online: at once
+    publish_many(publisher, "t", [b"3"], 0)  # the subscriber is behind but online: at once
     publish_many(publisher, "u", [b"4"], 1)
     assert [p.payload for p in subscriber.packets] == [b"1", b"3", b"4"]
     host.lose(subscriber)
@@ -578,7 +578,7 @@ def test_a_publish_crosses_once_and_comes_back_never(qos: int) -> None:
 
 
 def test_an_ack_waits_for_the_batch_that_has_its_message() -> None:
-    """A batch that left in the middle of a tick must not acknowledge what was added to the next batch."""
+    """A batch that left in the middle of a tick must not acknowledge entries added to the next batch."""
     host = Host(2)
     subscriber, publisher = host.connect(client_at(1, 2, "subscriber")), host.connect(client_at(0, 2))
     subscriber.subscribe(("t", 1))

@@ -21,7 +21,7 @@ def message(body: bytes = b"x") -> Message:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Any order of sending, answering, arriving, queueing."""
+    """Sending, acknowledging, arriving and queueing in any order."""
 
     def __init__(self) -> None:
         super().__init__()

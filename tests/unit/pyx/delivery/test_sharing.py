@@ -1,4 +1,4 @@
-"""Share groups without sockets: who gets a message by each strategy, and where it goes when that one is gone."""
+"""Share groups without sockets: the member chosen by each strategy, and where its messages go when it is gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def host_with(strategy: str, workers: int = 1, when_full: str = "next", **limits
 
 
 def client_at(worker: int, workers: int, name: str) -> str:
-    """A client id whose home is that worker."""
+    """Return a client id whose home is that worker."""
     return next(f"{name}{i}" for i in range(1000) if home(f"{name}{i}", workers) == worker)
 
 
@@ -36,19 +36,19 @@ def join(host: Host, worker: int, name: str, qos: int = 1, durable: bool = False
 
 
 def group_of(host: Host, members: int, qos: int = 1, durable: bool = False) -> list[Peer]:
-    """Members on all workers in turn."""
+    """Return members, one worker after the other."""
     return [join(host, i % len(host.nodes), f"m{i}x", qos, durable) for i in range(members)]
 
 
 def publishers(host: Host, count: int = 0) -> list[Peer]:
-    """One on each worker, or so many."""
+    """Return one publisher on each worker, or so many."""
     return [
         host.connect(client_at(i % len(host.nodes), len(host.nodes), f"p{i}x")) for i in range(count or len(host.nodes))
     ]
 
 
 def send(peer: Peer, topic: str, body: bytes, qos: int = 1) -> None:
-    """Publish; the answers are thrown away, which QoS 2 answers."""
+    """Publish and complete QoS 2; the answers are discarded."""
     peer.publish(topic, body, qos)
     peer.host.settle()
     while peer.packets:
@@ -58,7 +58,7 @@ def send(peer: Peer, topic: str, body: bytes, qos: int = 1) -> None:
 
 
 def bodies(peer: Peer) -> list[bytes]:
-    """What it gets, acknowledged."""
+    """Return the payloads that it receives; they are acknowledged."""
     return [packet.payload for packet in peer.receive()]
 
 
@@ -67,7 +67,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def mapping(members: list[Peer], senders: list[Peer], topics: list[str]) -> dict[str, str]:
-    """topic -> who got what was published to it by each of the senders, which must be one member."""
+    """Return topic -> the member that got the messages of all senders; it must be the same one."""
     got: dict[str, set[str]] = defaultdict(set)
     for topic in topics:
         for sender in senders:
@@ -109,7 +109,7 @@ def test_members_of_all_workers_get_equal_parts(strategy: str, shards: int) -> N
 
 
 def test_round_robin_is_fair_when_local_and_foreign_publishers_take_turns() -> None:
-    """Two members here and two there, a publisher on each: nobody's turn depends on who published."""
+    """Two local and two foreign members, a publisher on each side: turns do not depend on who published."""
     host = host_with("round_robin", 2)
     group = group_of(host, 4)
     senders = publishers(host)
@@ -144,7 +144,7 @@ def test_hash_topic_sends_a_topic_to_one_member_from_everywhere(shards: int, mem
 @pytest.mark.parametrize("how", ["unsubscribe", "lose", "offline"])
 @pytest.mark.parametrize(("shards", "members"), SPREAD)
 def test_hash_topic_moves_only_the_share_of_who_comes_or_goes(shards: int, members: int, how: str) -> None:
-    """When a member goes, its topics go to others, and all other topics stay; when it is back, they come back."""
+    """When a member leaves, its topics move to others, and all other topics stay; when it returns, they move back."""
     host = host_with("hash_topic", shards)
     group = group_of(host, members, durable=how == "offline")
     senders = publishers(host)
@@ -183,7 +183,7 @@ def test_hash_client_sends_a_publisher_to_one_member(shards: int) -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_sticky_stays_until_the_member_goes(shards: int) -> None:
-    """Whoever has been there for longest gets all; one that comes later, or comes back, is the last in turn."""
+    """The member that joined first gets all messages; one that joins later, or returns, is last in order."""
     host = host_with("sticky", shards)
     group = group_of(host, 3, durable=True)
     senders = publishers(host)
@@ -211,7 +211,7 @@ def test_sticky_stays_until_the_member_goes(shards: int) -> None:
     assert winner() == group[0].client_id
 
 
-# ---------------------------------------------------------------------------------------------------- who is able
+# ---------------------------------------------------------------------------------------------------- members with room
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -248,7 +248,7 @@ def test_when_all_are_offline_it_waits_for_one(strategy: str, shards: int) -> No
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_whose_window_is_full_is_passed_over(strategy: str) -> None:
-    """Nobody acknowledges: each gets a window full, then the rest waits, and all of it arrives."""
+    """No member acknowledges: each gets a full window, then the rest waits, and all of it arrives."""
     host = host_with(strategy, inflight_max=5)
     group = group_of(host, 2)
     sender = publishers(host)[0]
@@ -273,7 +273,7 @@ def test_a_worker_whose_members_are_full_is_passed_over_until_one_has_room(strat
         send(sender, "t", body)
         bodies(here)
     assert there.session.unacknowledged <= 4
-    assert there.session.queued <= 1  # the one by which its worker noticed
+    assert there.session.queued <= 1  # the message by which its worker noticed
     bodies(there)
     bodies(here)
     host.pass_time(0.3)
@@ -297,7 +297,7 @@ def test_when_full_wait_keeps_the_order(strategy: str, shards: int) -> None:
 
 
 def test_what_is_known_of_who_is_online_may_be_old() -> None:
-    """All members of a sibling have gone offline, and we have not heard of it: it refuses, another one is chosen."""
+    """All members of a sibling are offline, unknown to this worker: the sibling refuses, another one is chosen."""
     host = host_with("round_robin", 2)
     away, stays = join(host, 1, "away", durable=True), join(host, 0, "stays")
     sender = publishers(host)[0]
@@ -315,7 +315,7 @@ def test_what_is_known_of_who_is_online_may_be_old() -> None:
 
 
 def test_a_member_with_very_many_filters_counts_as_offline_when_it_is() -> None:
-    """Above 64 filters a session that is behind has a log index of its own; its groups know that it is away."""
+    """Above 64 filters a session that is behind has a log index of its own; its groups know that it is offline."""
     host = host_with("round_robin", 2)
     away, stays = join(host, 1, "away", durable=True), join(host, 0, "stays")
     away.subscribe(*((f"f/{i}", 1) for i in range(70)))
@@ -331,14 +331,14 @@ def test_a_member_with_very_many_filters_counts_as_offline_when_it_is() -> None:
     assert len(bodies(again)) == 5
 
 
-# ---------------------------------------------------------------------------------------------------- who leaves
+# ---------------------------------------------------------------------------------------------------- leaving members
 
 
 @pytest.mark.parametrize("how", ["unsubscribe", "lose", "disconnect", "taken over"])
 @pytest.mark.parametrize("other", [0, 1])
 @pytest.mark.parametrize("strategy", NAMES)
 def test_what_waits_for_a_leaving_member_goes_to_another_worker_if_need_be(strategy: str, other: int, how: str) -> None:
-    """In the order in which it came. In flight at QoS 1: it goes too when the session ends, else it is completed."""
+    """The order is kept. QoS 1 messages in flight move too when the session ends, otherwise they are completed."""
     host = host_with(strategy, 2, inflight_max=2)
     leaving = join(host, 0, "leaving")
     sender = publishers(host)[0]
@@ -362,7 +362,7 @@ def test_what_waits_for_a_leaving_member_goes_to_another_worker_if_need_be(strat
 
 @pytest.mark.parametrize("other", [0, 1])
 def test_qos_2_in_flight_stays_with_its_session(other: int) -> None:
-    """MQTT-4.8.2-5: what was sent at QoS 2 goes to nobody else, what was not sent does."""
+    """MQTT-4.8.2-5: a message sent at QoS 2 goes to no other member; an unsent one does."""
     host = host_with("round_robin", 2, inflight_max=2)
     leaving = join(host, 0, "leaving", qos=2)
     sender = publishers(host)[0]
@@ -414,7 +414,7 @@ def test_what_expired_is_not_handed_on() -> None:
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("survivor", [0, 2])
 def test_what_a_dead_worker_had_not_acknowledged_is_chosen_again(strategy: str, survivor: int) -> None:
-    """QoS 1: to a member here or on a third worker; the publisher's ack waits for that one."""
+    """QoS 1: it goes to a member here or on a third worker; the publisher's ack waits for that one."""
     host = host_with(strategy, 3)
     join(host, 1, "dead")
     sender = publishers(host)[0]
@@ -438,20 +438,20 @@ def test_what_a_dead_worker_had_not_acknowledged_is_chosen_again(strategy: str, 
 
 
 def join_unheard(host: Host, worker: int) -> Peer:
-    """A member whose SUBACK may still wait for a sibling that does not answer."""
+    """Add a member whose SUBACK may still wait for a sibling that does not answer."""
     peer = host.connect(client_at(worker, len(host.nodes), "stays"))
     peer.send(wire.subscribe(4, 1, ("$share/g/#", 2)))
-    host.turn()  # its interest leaves, which `settle` does not take for a movement
+    host.turn()  # its interest is sent, which `settle` does not count as progress
     host.settle()
     return peer
 
 
 def test_qos_2_of_a_dead_worker_is_not_repeated() -> None:
-    """It may have been delivered: it is lost with that worker's memory, and counted."""
+    """The message may have been delivered: it is lost with that worker's memory, and counted."""
     host = host_with("round_robin", 2)
     join(host, 1, "dead", qos=2)
     sender = publishers(host)[0]
-    host.held |= {(1, 0)}  # it is delivered there; the link's ack does not come
+    host.held |= {(1, 0)}  # it is delivered there; the link's ack does not arrive
     sender.publish("t", b"x", 2)
     sender.publish("t", b"y", 1)
     host.settle()
@@ -463,7 +463,7 @@ def test_qos_2_of_a_dead_worker_is_not_repeated() -> None:
 
 
 def test_qos_2_that_never_left_is_chosen_again() -> None:
-    """The worker was away (stopped), and died: what lay in the hand-off log for it cannot have been delivered."""
+    """The worker was away (stopped), and died: messages for it in the hand-off log cannot have been delivered."""
     host = host_with("round_robin", 2)
     join(host, 1, "dead", qos=2)
     sender = publishers(host)[0]
@@ -491,7 +491,7 @@ def test_members_of_a_stopped_worker_are_passed_over() -> None:
 
 
 def test_a_retained_message_for_a_group_and_a_subscriber_of_its_owner_is_kept() -> None:
-    """One entry brings both, and what is to be retained."""
+    """One entry serves both, and carries the message to retain."""
     host = host_with("round_robin", 2)
     member = join(host, 1, "member", filters="$share/g/r/#")
     plain = host.connect(client_at(1, 2, "plain"))

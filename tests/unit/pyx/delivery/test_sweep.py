@@ -1,4 +1,4 @@
-"""A sweep of the log, where a store keeps: it looks at the indexes in which something has happened, at no others."""
+"""A sweep of the log in a persistent store reads only the indexes in which something has happened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHERS = 20
 
 
 class Looked(KeptStore):
-    """Knows which indexes a sweep has asked for."""
+    """A store that records which indexes a sweep has read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Looked(KeptStore):
 
 
 class Fleet:
-    """Sessions that are away, each with a filter of its own and a message that waits; the first is connected."""
+    """Offline sessions, each with a filter of its own and a message that waits; the first one is connected."""
 
     def __init__(self) -> None:
         self.store = Looked()
@@ -48,7 +48,7 @@ class Fleet:
         self.publisher.packets.clear()
 
     def swept(self) -> set[bytes]:
-        """What the sweeps of some seconds look at."""
+        """Return the indexes that the sweeps of some seconds read."""
         self.store.looked.clear()
         self.host.pass_time(3.2)
         return set(self.store.looked)
@@ -99,7 +99,7 @@ def test_new_limits_concern_all() -> None:
 
 
 def test_what_has_expired_for_a_session_is_not_kept_for_it() -> None:
-    """Nothing of it is sent, so that no window says how far the session has come."""
+    """No expired message is sent, so that no window records how far the session has read."""
     store = Looked()
     host = Host(stores=[store])
     subscriber = host.connect("c", 5, clean=False, expiry=1000)
@@ -142,7 +142,7 @@ def test_after_a_start_all_are_looked_at_a_hundred_at_a_time() -> None:
 
 
 def test_the_memory_store_is_swept_whole() -> None:
-    """The memory store's sessions store no windows: all that it holds is looked at."""
+    """Sessions of the memory store store no windows: its whole content is swept."""
     host = Host()
     peer = host.connect("c", clean=False)
     peer.subscribe(("t", 1))

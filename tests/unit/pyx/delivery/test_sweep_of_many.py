@@ -1,5 +1,5 @@
-"""The index of a filter that very many sessions read is swept in slices, and whoever comes, reads, leaves or ends
-between two of them gets what it is to get, and nobody holds what nobody wants.
+"""The index of a filter that very many sessions read is swept in slices: a session that joins, reads, leaves or ends
+between two of them gets its messages, and messages that no session needs are not held.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tests.sansio import Host, Peer
 
 EXPIRY = 1000
 MANY = 1100
-"""More than are asked in one slice."""
+"""More than one slice queries."""
 SLICE = 10_000
-"""ns: some of them."""
+"""ns: enough for some of the sessions."""
 
 
 @pytest.fixture(scope="module", params=["memory", "kept"])
 def ready(request: pytest.FixtureRequest) -> Callable[[], Host]:
-    """A host with that many sessions that are away, of which each has a message that waits."""
+    """Return a host with that many offline sessions, each with a message that waits."""
 
     def host() -> Host:
         stores: Sequence[Any] | None = [KeptStore()] if request.param == "kept" else None
@@ -58,7 +58,7 @@ def bodies(peer: Peer) -> list[bytes]:
 
 
 def begun(host: Host) -> None:
-    """A sweep is at it, and not through."""
+    """Start a sweep that is not finished."""
     host.node.router.bounding.slice = SLICE
     host.node.router.sweeping.sweep()
     host.turn()
@@ -96,7 +96,7 @@ def test_who_comes_and_goes_between_slices(ready: Callable[[], Host]) -> None:
 
 
 def test_when_nobody_wants_it_any_more_it_goes(ready: Callable[[], Host]) -> None:
-    """All sessions end while the sweep is at it."""
+    """All sessions end during the sweep."""
     host = ready()
     publish(host, b"1")
     begun(host)

@@ -1,4 +1,4 @@
-"""Sessions whose store keeps: what waits for the disk, and what a new worker makes of what it finds there."""
+"""Sessions of a persistent store: what waits for the disk, and what a new worker recovers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Filters = tuple[tuple[str, int], ...]
 
 
 class Durable:
-    """One worker, one subscriber with a session that lasts, and a publisher."""
+    """One worker, one subscriber with a lasting session, and a publisher."""
 
     def __init__(self, *filters: tuple[str, int], version: int = 4, publisher_lasts: bool = False) -> None:
         self.filters = filters
@@ -33,18 +33,18 @@ class Durable:
         return host.connect("subscriber", self.version, **options)
 
     def sync(self) -> None:
-        """Everything is on the disk, also what only lagged."""
+        """Make everything durable, lazy records included."""
         self.host.pass_time(0.3)
         commit(self.host, self.store)
 
     def publish(self, body: bytes, qos: int, topic: str = "t", **options: bool) -> int:
-        """Acked as far as it goes without the disk."""
+        """Publish; the ack leaves unless it waits for the disk."""
         packet_id = self.publisher.publish(topic, body, qos, **options)
         self.host.settle()
         return packet_id
 
     def restart(self, ticket: int | None = None, *lasting: str) -> Peer:
-        """SIGKILL when `ticket` was the last durable one (None: all is), and a new worker; the subscriber again."""
+        """SIGKILL with `ticket` the last durable one (None: all are); return the subscriber on a new worker."""
         store = self.store.crashed(self.store.ticket if ticket is None else ticket)
         self.store, self.host = store, host_with(store)
         node = self.host.node
@@ -77,7 +77,7 @@ class Durable:
 
 
 def got(peer: Peer) -> list[tuple[bytes, int, bool, int]]:
-    """Every PUBLISH that waits at the client: not answered."""
+    """Return every PUBLISH that waits at the client; none is acknowledged."""
     peer.host.settle()
     found = [(p.payload, p.qos, p.dup, p.packet_id) for p in peer.packets if p.kind == "PUBLISH"]
     peer.packets.clear()

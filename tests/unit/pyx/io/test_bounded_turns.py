@@ -1,4 +1,4 @@
-"""A connection's turn is bounded in work, whatever its publishes cost: by subscribers, and by filters that overlap."""
+"""A connection's turn is bounded in work, whatever its publishes cost: by subscribers, and by overlapping filters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def overlapping(host: Host) -> bytes:
 
 
 def of_no_match(host: Host) -> bytes:
-    """Deep, and told apart at their end: a walk visits all their levels, and finds none."""
+    """Deep filters that differ at their end: a walk visits all their levels, and finds none."""
     session = host.connect("c").session
     for levels in itertools.product(b"a+", repeat=LEVELS - 1):
         head = b"/".join([*(bytes([level]) for level in levels), *[b"a"] * 20])
@@ -48,7 +48,7 @@ WIDE = [subscribers, overlapping, of_no_match, groups]
 
 
 def publishes(topic: str, count: int) -> list[bytes]:
-    """Each of a topic of its own, where it may be: what one has found is no help for the next."""
+    """Return publishes with a topic of its own each, where possible: the result for one does not help the next."""
     return [wire.publish(4, f"{topic}{number}" if topic.endswith("/") else topic, b"x") for number in range(count)]
 
 
@@ -70,7 +70,7 @@ def test_what_one_publish_costs_many_cost_in_several_turns(wide: object) -> None
 
 @pytest.mark.parametrize("wide", WIDE)
 def test_so_do_those_of_many_connections(wide: object) -> None:
-    """Each has its turn in one tick: together they do not take as many times the longest."""
+    """Each has its turn in one tick: together they take less than a full turn for each."""
     assert callable(wide)
     host = Host()
     topic = wide(host).decode()
@@ -99,7 +99,7 @@ def test_siblings_are_told_when_it_is_enough() -> None:
 
 
 def test_one_of_many_groups_of_a_filter_is_found_at_once() -> None:
-    """A sibling names the group: what it takes to find one does not grow with the others."""
+    """A sibling names the group: the cost to find it does not grow with the number of groups."""
     host = Host(2)
     here, there = (next(f"c{n}" for n in range(99) if home(f"c{n}", 2) == worker) for worker in range(2))
     member, publisher = host.connect(here), host.connect(there)

@@ -14,7 +14,7 @@ from tests.sansio import CLOSING, Host, Peer
 
 
 def conversation(version: int, qos: int) -> list[bytes]:
-    """What a client may say, a packet each: the answers do not depend on how it is cut."""
+    """Return one of each packet that a client may send: the answers do not depend on how the stream is split."""
     packets = [
         wire.connect(version, "client", keep_alive=60),
         wire.subscribe(version, 1, ("a/+", qos), ("big", 0)),
@@ -58,7 +58,7 @@ def test_whole_byte_by_byte_and_at_every_split(version: int, qos: int) -> None:
     assert heard(version, [data[i : i + 1] for i in range(len(data))]) == whole
     places = {*range(1, 400), *range(len(data) - 120, len(data)), *random.Random(1).sample(range(1, len(data)), 60)}
     for at in sorted(places):
-        # the answers of two ticks may mix otherwise, not change
+        # the answers of two ticks may be in a different order, not different
         assert sorted(map(repr, heard(version, [data[:at], data[at:]]))) == sorted(map(repr, whole))
 
 
@@ -103,7 +103,7 @@ def test_packets_beyond_the_budget_wait_for_the_next_tick() -> None:
 
 
 def test_subscriptions_beyond_the_budget_of_a_tick_wait_while_others_publish() -> None:
-    """All connections share it, and each has its turn; who does not subscribe notices nothing."""
+    """All connections share the budget, and each has its turn; clients that do not subscribe are not affected."""
     host = Host(limits={"tick_filters_max": 10})
     crowd, publisher = [host.connect(f"client{n}") for n in range(4)], host.connect("publisher")
     for peer in crowd:
@@ -263,7 +263,7 @@ def test_more_than_receive_maximum_unanswered() -> None:
 
 
 def kept_subscription() -> Host:
-    """Acks wait for a disk, and it has what is published to `t`."""
+    """Return a host whose acks wait for a disk, with an offline session that subscribes to `t`."""
     host, _ = kept(manual=True, limits={"receive_maximum": 3})
     peer = sent(host, "subscriber", 4, clean=False)
     commit(host)
@@ -301,7 +301,7 @@ def test_qos_2_beyond_receive_maximum_is_an_error_when_nothing_is_due_any_more()
 
 
 def test_identifiers_that_have_arrived_are_kept_apart() -> None:
-    """Any order of arriving and leaving: the table has no tombstones."""
+    """Identifiers are inserted and removed in any order: the table has no tombstones."""
     host = Host(limits={"receive_maximum": 1000})
     peer, witness = host.connect("client"), host.connect("witness")
     witness.subscribe(("t", 0))
@@ -323,7 +323,7 @@ def test_identifiers_that_have_arrived_are_kept_apart() -> None:
 @pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-2")
 @pytest.mark.parametrize("version", [4, 5])
 def test_an_error_of_ours_ends_the_connection(version: int) -> None:
-    """No memory for a SUBSCRIBE, or a defect: that connection is closed, v5 told 0x83, logged; others go on."""
+    """No memory for a SUBSCRIBE, or a defect: that connection is closed, v5 gets 0x83, logged; others continue."""
     host = Host()
     peer, other = host.connect("peer", version), host.connect("other", version)
 
@@ -345,7 +345,7 @@ def test_an_error_of_ours_ends_the_connection(version: int) -> None:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_connect_that_came_too_late_is_answered_in_its_version(version: int) -> None:
-    """Its home was away for too long: nothing but the version is read of it."""
+    """The home was away for too long: only the version is read of the CONNECT."""
     host = Host()
     peer = host.open(version)
     host.node.dispatch.learn_version(peer.conn, wire.connect(version, "client", properties={}))

@@ -1,4 +1,4 @@
-"""What happens to very many connections at once is done in slices: sending, closing, timers. Over real sockets."""
+"""Work for very many connections at once is done in slices: sending, closing, timers. Over real sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sockets() -> Iterator[Sockets]:
 
 
 def whole(kind: str) -> int:
-    """Of the most expensive callback of that kind, what was done within it included."""
+    """Return the work of the most expensive callback of that kind, nested work included."""
     return work.whole().get(kind, 0)
 
 
@@ -40,7 +40,7 @@ def connected(sockets: Sockets, count: int, *packets: bytes, keep_alive: int = 0
 
 
 def test_a_message_for_many_is_sent_in_slices(sockets: Sockets) -> None:
-    """Everybody gets it, those at the end of the list as well, and what is published meanwhile follows."""
+    """Every client gets it, also at the end of the list, and messages published meanwhile follow."""
     ends = connected(sockets, 300, wire.subscribe(5, 1, ("all", 1)))
     publisher, _ = sockets.open(wire.connect(5, "publisher"))
     taken(publisher)
@@ -62,7 +62,7 @@ def test_a_message_for_many_is_sent_in_slices(sockets: Sockets) -> None:
 
 
 def test_those_whose_keep_alive_is_over_end_in_slices(sockets: Sockets) -> None:
-    """All at the same moment, and each leaves hundreds of subscriptions."""
+    """All clients time out at the same moment, and each leaves hundreds of subscriptions."""
     ends = connected(
         sockets, 60, wire.subscribe(5, 1, *((f"t/{number}", 0) for number in range(AT_ONCE - 10))), keep_alive=1
     )
@@ -82,7 +82,7 @@ def test_those_whose_keep_alive_is_over_end_in_slices(sockets: Sockets) -> None:
 
 
 def test_timers_of_the_same_moment_take_turns(sockets: Sockets) -> None:
-    """Sessions that expire, wills that are due: a round has some of them, and clients are served between these."""
+    """Sessions that expire, wills that are due: each round handles some of them, and clients are served in between."""
     pings = 0
     order: list[int] = []
 
@@ -109,7 +109,7 @@ def test_timers_of_the_same_moment_take_turns(sockets: Sockets) -> None:
 
 
 def test_a_timer_that_fails_leaves_the_others(sockets: Sockets) -> None:
-    """What is left of the moment is called in later rounds."""
+    """The remaining timers of that moment fire in later rounds."""
     called: list[int] = []
 
     def failing() -> None:

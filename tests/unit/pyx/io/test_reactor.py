@@ -1,4 +1,4 @@
-"""The reactor over socket pairs: what only it decides (when to read, when to close), without a process around it."""
+"""The reactor over socket pairs: its own decisions (when to read, when to close), without a process around it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.adapters.poller_adapter import Poll
 
 
 class Sockets:
-    """A worker's reactor; each client is the other end of a socket pair. `poller`: None is the usual one. `workers`:
-    others have no reactor (`Host.settle`).
+    """A worker's reactor; each client is the other end of a socket pair. `poller`: None is the default one. `workers`:
+    the others have no reactor (`Host.settle`).
     """
 
     def __init__(self, poller: Poller | None = None, workers: int = 1, **limits: int) -> None:
@@ -57,7 +57,7 @@ class Sockets:
             self.reactor.poll()
 
     def until(self, done: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Polls until it is so."""
+        """Poll until the condition holds."""
         deadline = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < deadline, "it never came"
@@ -87,14 +87,14 @@ def no_more_descriptors() -> Iterator[None]:
 
 @pytest.fixture(params=[Epoll, Poll])
 def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
-    """With each poller there is: what the reactor decides does not hang on how it is told which sockets are ready."""
+    """A reactor with each poller: its decisions do not depend on how ready sockets are reported."""
     it = Sockets(request.param())
     yield it
     it.close()
 
 
 def taken(end: socket.socket) -> bytes:
-    """All that lies there now."""
+    """Return all bytes that can be read now."""
     got = b""
     while True:
         try:
@@ -122,7 +122,7 @@ def whole_packets(data: bytes) -> int:
 
 
 def test_more_small_packets_than_a_tick_handles(sockets: Sockets) -> None:
-    """What waits for the next tick stops the reading, and the reading goes on after it."""
+    """Packets that wait for the next tick stop the reading, which resumes after it."""
     end, _ = sockets.open(wire.connect(4, "client"))
     taken(end)
     data, sent, got = wire.PINGREQ * 100_000, 0, b""
@@ -140,7 +140,7 @@ def test_more_small_packets_than_a_tick_handles(sockets: Sockets) -> None:
 
 
 def test_what_came_before_the_end_of_the_connection_counts(sockets: Sockets) -> None:
-    """A client that sends a burst, DISCONNECT, and closes: more packets than a tick handles, and no will."""
+    """A client sends a burst and DISCONNECT, and closes: more packets than a tick handles, and no will."""
     witness, _ = sockets.open(wire.connect(4, "witness"), wire.subscribe(4, 1, ("#", 0)))
     end, conn = sockets.open(wire.connect(4, "client", will=wire.Will("will", b"x")))
     taken(end)
@@ -202,7 +202,7 @@ def test_a_paused_connection_with_packets_left_over_does_not_spin(sockets: Socke
 
 
 class Watching:
-    """Counts with how many objects it is compared."""
+    """An object that counts its comparisons."""
 
     def __init__(self) -> None:
         self.comparisons = 0
@@ -215,7 +215,7 @@ class Watching:
 
 
 def test_connections_that_go_on_together_are_not_looked_for_among_each_other(sockets: Sockets) -> None:
-    """Each of them would be compared with all before it: with the square of those that were made to wait."""
+    """Otherwise each is compared with all before it: the cost is the square of the connections that waited."""
     ends = []
     for number in range(50):
         end, conn = sockets.open(wire.connect(4, f"client{number}"))
@@ -252,7 +252,7 @@ def test_our_end_is_closed_after_the_last_byte_left(sockets: Sockets) -> None:
 @pytest.mark.parametrize("size", [1, 60_000, 65_536, 65_537, 200_000, 3_000_000])
 @pytest.mark.parametrize("piece", [1000, 65_536, 500_000])
 def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
-    """Small ones through the shared buffer, large ones straight into their own."""
+    """Small packets pass through the shared buffer, large ones are read directly into their own."""
     witness, _ = sockets.open(wire.connect(4, "witness"), wire.subscribe(4, 1, ("t", 0)))
     taken(witness)
     end, _ = sockets.open(wire.connect(4, "client"))
@@ -272,7 +272,7 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
 
 
 def test_a_client_that_goes_while_its_end_is_asked_for_is_let_go(sockets: Sockets) -> None:
-    """Its session is detached although nobody comes to the question any more."""
+    """The session is detached although the question is never answered."""
     end, conn = sockets.open(wire.connect(4, "client", clean=False))
     sockets.node.router.state.close(conn, 0x97, "queue full")
     end.close()
@@ -286,7 +286,7 @@ def test_a_client_that_goes_while_its_end_is_asked_for_is_let_go(sockets: Socket
 @pytest.mark.parametrize("size", [30, 5000], ids=["copied", "shared"])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed by us", "lost"])
 def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size: int, reset: bool) -> None:
-    """A subscriber that does not read: what the kernel did not take when its connection ends was not delivered."""
+    """A subscriber that does not read: bytes not in the kernel when its connection ends were not delivered."""
     end, conn = sockets.open(wire.connect(4, "slow"), wire.subscribe(4, 1, ("t", 0)))
     other, _ = sockets.open(wire.connect(4, "quick"))
     batch = 100_000 // size
@@ -317,7 +317,7 @@ def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size
 
 @pytest.fixture
 def listeners() -> Iterator[list[socket.socket]]:
-    """Three of them, with a client that waits in each."""
+    """Return three listeners, each with a client that waits."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         for each in opened:
@@ -352,7 +352,7 @@ def test_a_connection_is_counted_under_the_number_of_its_listener(
 def test_listeners_of_a_round_in_which_accepting_fails_are_asked_later(
     sockets: Sockets, listeners: list[socket.socket]
 ) -> None:
-    """Those behind the one that failed were ready in the same round."""
+    """Listeners behind the one that failed were ready in the same round."""
     for each in listeners:
         sockets.reactor.acceptor.listen(each.fileno())
     row = sockets.node.counters
@@ -389,7 +389,7 @@ def test_a_pause_that_ends_after_the_stop_opens_nothing(sockets: Sockets, listen
 
 @pytest.mark.parametrize("ends", ["closed by the broker", "send fails"])
 def test_the_will_of_a_client_that_ends_in_a_tick_leaves_with_it(ends: str) -> None:
-    """Siblings get it at once, and not with whatever happens next."""
+    """Siblings get it at once, not with the next event."""
     sockets = Sockets(workers=2)
     here = sockets.node
     far = sockets.host.connect(next(ids_on(1, 2, "far")))

@@ -28,7 +28,7 @@ class Listening:
         self.clients: list[socket.socket] = []
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
-        """A client, accepted or refused."""
+        """Return a client, accepted or refused."""
         client = socket.socket(socket.AF_INET6 if ":" in source else socket.AF_INET)
         client.bind((source, 0))
         client.connect((source if ":" in source else "127.0.0.1", self.listener.getsockname()[1]))
@@ -37,7 +37,7 @@ class Listening:
         return client
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Poll until it holds."""
+        """Poll until the condition holds."""
 
         def polled() -> bool:
             self.reactor.poll()
@@ -65,7 +65,7 @@ def test_half_open_connections_of_one_address(listening: Listening) -> None:
     assert listening.counter("half_open_refused") == 1
     listening.connect("127.0.0.2")
     assert len(listening.reactor.connections.sources) == 2
-    # who says CONNECT is half open no more, nor is who goes
+    # a connection is half open until it sends CONNECT or ends
     one.sendall(wire.connect(4, "one"))
     listening.until(lambda: listening.counter("connections_opened") == 1)
     two = listening.connect()

@@ -41,7 +41,7 @@ class Peer:
         return self.client.publish(b"t", b"x", self.sent, qos=qos, **more)
 
     def said(self) -> list[wire.Packet]:
-        """What the client has said since the last call."""
+        """Return the bytes that the client has sent since the last call."""
         reader, found = bytes(self.client.take_output()), []
         while reader:
             length, shift, at = 0, 0, 1
@@ -59,7 +59,7 @@ class Peer:
         return list(self.client.feed(data))
 
     def error(self, data: bytes) -> ReasonCode:
-        """The one thing that comes of what breaks the protocol."""
+        """Return the Reason Code of the only event that follows a protocol violation."""
         events = self.hears(data)
         assert len(events) == 1
         assert isinstance(events[0], MqttError)
@@ -100,7 +100,7 @@ def test_a_refusal_is_handed_out_and_not_counted() -> None:
 def test_qos_0_is_counted_when_it_is_written() -> None:
     peer = Peer().connected()
     peer.publish(0)
-    peer.client.written()  # of something before it
+    peer.client.written()  # of earlier bytes
     assert times(peer.sent) == []
     peer.said()
     peer.client.written()
@@ -177,7 +177,7 @@ def test_qos_2_is_delivered_once() -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_session_that_is_there_is_carried_on(version: int) -> None:
-    """Unacknowledged PUBLISHes are sent again with DUP, PUBRELs as they were [MQTT-4.4.0-1]."""
+    """Unacknowledged PUBLISHes are sent again with DUP, PUBRELs unchanged [MQTT-4.4.0-1]."""
     peer = Peer(version).connected(session=True)
     peer.publish(1)
     peer.publish(2, waiter=2)

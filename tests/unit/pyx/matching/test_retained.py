@@ -104,7 +104,7 @@ def test_match_jumps_over_nothing(names: set[str], head: str, multi: bool, steps
 
 
 def test_pages_go_on_while_topics_come_and_go() -> None:
-    """What was there all the time is found once; the topic a page ended with may be gone when the next is asked for."""
+    """Topics present throughout are found once; the last topic of a page may be gone when the next one is requested."""
     real = Retained()
     for i in range(1000):
         real.set(b"t/%04d" % i, 1, i)
@@ -131,7 +131,7 @@ def test_an_older_message_that_comes_late_does_not_bring_a_topic_back() -> None:
     assert real.get(b"a") is None
     assert not real.set(b"a", 10, "late")
     assert not real.clear(b"a", 10)
-    assert real.clear(b"b", 5)  # before anything was heard of b
+    assert real.clear(b"b", 5)  # before any message of b arrived
     assert not real.set(b"b", 4, "late")
     assert real.set(b"b", 6, "new")
     assert real.set(b"a", 12, "new")
@@ -201,7 +201,7 @@ def test_65535_levels() -> None:
 
 
 def test_a_filter_with_literal_levels_jumps() -> None:
-    """One topic in 1,000 matches +/last: 100 times as many topics that do not are jumped over, not looked at."""
+    """One topic in 1,000 matches +/last: the 100 times as many topics that do not are jumped over, not visited."""
     real = Retained()
     for i in range(100):
         for j in range(1000):

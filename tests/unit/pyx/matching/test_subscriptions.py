@@ -1,4 +1,4 @@
-"""Subscriptions against a model that is obviously right: a dict of filters and the rule of MQTT-4.7 word by word."""
+"""Subscriptions against an obviously correct model: a dict of filters and the rule of MQTT-4.7 word by word."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.adapters.subscriptions_adapter import Session, SubscriptionsAdap
 
 
 def matches(filter_: bytes, topic: bytes) -> bool:
-    """The rule of MQTT-4.7, one level at a time."""
+    """Apply the rule of MQTT-4.7, one level at a time."""
     wanted, levels = filter_.split(b"/"), topic.split(b"/")
     if topic.startswith(b"$") and wanted[0] in (b"+", b"#"):
         return False
@@ -36,7 +36,7 @@ Member = tuple[str, int, int]
 
 @dataclass
 class ModelFilter:
-    """Who wants a filter: {(group or None, session): (options, identifier)}, siblings, {group: {sibling: members}}."""
+    """Its subscribers: {(group or None, session): (options, identifier)}, siblings, {group: {sibling: members}}."""
 
     subscribers: dict[tuple[bytes | None, str], tuple[int, int]] = field(default_factory=dict)
     siblings: set[int] = field(default_factory=set)
@@ -70,7 +70,7 @@ SIBLINGS = st.sampled_from([0, 1, 63])
 
 
 class Against(RuleBasedStateMachine):
-    """The structure and the model do the same; after every step they say the same."""
+    """The structure and the model run the same operations, and agree after every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ def test_a_result_is_cached_until_the_set_of_filters_changes(wildcard: bool) -> 
         real.add(one, b"other/+")
     assert real.cached(b"a") is None
     assert real.match(b"a") == []
-    assert real.cached(b"a") == []  # nothing is a result too
+    assert real.cached(b"a") == []  # an empty result is cached, too
     real.add(one, b"a")
     assert real.cached(b"a") == (None if wildcard else [b"a"])
     assert real.match(b"a") == [b"a"]
@@ -293,7 +293,7 @@ def test_results_too_large_for_the_cache_are_made_anew() -> None:
 
 
 def test_the_bytes_of_the_cache_are_bounded() -> None:
-    """40 results of 256 KB are more than the cache may hold: old ones make room, all stay right."""
+    """40 results of 256 KB exceed the cache: old ones are evicted, and all results stay correct."""
     real = SubscriptionsAdapter()
     session = real.session("s")
     for i in range(2**15):
@@ -351,7 +351,7 @@ def test_65535_levels_cost_neither_stack_nor_exponential_time() -> None:
 
 
 def test_time_of_a_match_is_bounded_by_the_filters_and_not_by_their_combinations() -> None:
-    """{+,a}^10 before something that never comes: a match looks at the 2^11 nodes there are, however deep the topic."""
+    """{+,a}^10 before a level that never matches: a match visits the 2^11 nodes there are, however deep the topic."""
     real = SubscriptionsAdapter()
     session = real.session("s")
     for i in range(1024):
@@ -363,7 +363,7 @@ def test_time_of_a_match_is_bounded_by_the_filters_and_not_by_their_combinations
 
 
 def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
-    """The table grows, and shrinks, between the pieces: what was named stays, the rest goes, each of it."""
+    """The table grows and shrinks between the pieces: named filters stay, all others are removed."""
     real, chance = SubscriptionsAdapter(), random.Random(3)
     session = real.session("s")
     former = WholeInterest(1, 1)
@@ -383,7 +383,7 @@ def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
             for other in sorted(others)[1000:]:
                 real.remove(session, other)
                 others.remove(other)
-        # a delta that comes meanwhile
+        # a delta that arrives meanwhile
         real.name_sibling(whole, b"late/%d" % pieces)
     assert pieces > 8
     assert real.filters == 10_000 + len(others) + pieces
@@ -428,7 +428,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps what is freed")
 def test_everything_is_given_back() -> None:
-    """Grow to 100,000 filters and shrink, five times: memory stays where it was after the first."""
+    """Grow to 100,000 filters and shrink, five times: memory stays at the level of the first time."""
     real = SubscriptionsAdapter()
     sessions = [real.session(f"s{i}") for i in range(100)]
     after = []

@@ -1,4 +1,4 @@
-"""The arrangements of wildcards are bounded (`wildcard_arrangements_max`), and with them what one publish can cost."""
+"""The arrangements of wildcards are bounded (`wildcard_arrangements_max`), and with them the cost of one publish."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_which_filters_have_the_same(first: str, second: str, same: bool) -> Non
 
 @pytest.mark.parametrize("most", [1, 2, DEFAULT])
 def test_at_the_bound_and_one_beyond(most: int) -> None:
-    """Granted is what has an arrangement that is there, or no wildcard; and another one when one has gone."""
+    """Granted: filters with an existing arrangement or without wildcards; a new one once another is gone."""
     host = Host(limits={**OPEN, "wildcard_arrangements_max": most})
     peer, other = host.connect("c", 5), host.connect("d", 5)
     texts = ALL[: most + 1]
@@ -82,7 +82,7 @@ def test_no_bound() -> None:
 
 
 def test_what_a_session_has_stays_when_the_bound_is_lowered() -> None:
-    """What is stored is not judged anew: a start with a stricter setting refuses what is new."""
+    """Stored names are not checked again: after a start with a stricter setting only new ones are refused."""
     host, store = kept(limits=OPEN)
     assert granted(lasting(host, "c", 5), *ALL[:20]) == [1] * 20
     host.pass_time(1)
@@ -96,7 +96,7 @@ def test_what_a_session_has_stays_when_the_bound_is_lowered() -> None:
 
 
 def test_what_a_sibling_wants_counts() -> None:
-    """Its filters are walked as well; they are never refused, for they have been granted."""
+    """A sibling's filters are walked as well; they are never refused, since they have been granted."""
     host = Host(2, limits={**OPEN, "wildcard_arrangements_max": 5})
     here, there = (host.connect(client_of(worker, 2), 5) for worker in (0, 1))
     assert granted(there, *ALL[:5]) == [1] * 5
@@ -105,7 +105,7 @@ def test_what_a_sibling_wants_counts() -> None:
 
 @pytest.mark.parametrize("is_online", [True, False])
 def test_no_set_of_filters_makes_a_publish_cost_more_than_its_bound(tmp_path: Path, is_online: bool) -> None:
-    """A hundred sessions with all that they are granted, and a message that matches all of it."""
+    """A hundred sessions with all filters that they are granted, and a message that matches all of these."""
     host = Host(limits=OPEN, stores=[OnDisk(tmp_path, fsync=False)])
     for number in range(100):
         peer = lasting(host, f"c{number}", 5)

@@ -1,4 +1,4 @@
-"""Topic Aliases towards clients: whatever happens, a client that follows them sees what one without them sees."""
+"""Topic Aliases towards clients: a client that follows them always sees what one without them sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.wire import Packet
 
 
 class Follower:
-    """What a client must do with aliases; a new one for each connection."""
+    """The duties of a client that uses aliases; a new one for each connection."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -31,7 +31,7 @@ class Follower:
 
 
 def seen(peer: Peer, follower: Follower) -> list[tuple[str, bytes]]:
-    """Every PUBLISH in the order in which it came, answered to its end."""
+    """Return every PUBLISH in the order of arrival; each handshake is completed."""
     return [(follower.topic(packet), packet.payload) for packet in peer.receive()]
 
 
@@ -79,7 +79,7 @@ def test_a_follower_sees_what_others_see(seed: int, most: int, workers: int) -> 
 
 
 def test_messages_that_a_full_outbox_drops_set_no_alias() -> None:
-    """QoS 0 that is thrown away before it reaches the outbox leaves the client's aliases as it knows them."""
+    """QoS 0 messages dropped before they reach the outbox leave the client's aliases as it knows them."""
     host = Host(limits={"outbox_bytes_max": 4096})
     aliased = host.connect("aliased", 5, properties={"topic_alias_maximum": 2})
     sender = host.connect("sender")
@@ -103,7 +103,7 @@ def test_messages_that_a_full_outbox_drops_set_no_alias() -> None:
 
 
 def test_the_aliases_of_a_connection_that_gets_nothing_take_no_memory() -> None:
-    """What is allowed is not made before it is used: 65,535 aliases allowed are a number."""
+    """Allowed aliases take no memory before they are used: 65,535 of them are only a number."""
     host = Host()
     peer = host.connect("client", 5, properties={"topic_alias_maximum": 65535})
     assert peer.conn.topic_alias_out_max == 10
@@ -137,7 +137,7 @@ def test_every_identifier_of_many_overlapping_filters(identifiers: int) -> None:
 
 
 def test_an_expired_retained_message_is_forgotten() -> None:
-    """[MQTT 5, 3.3.1.3]: it is discarded, whether somebody asks for it or not; its place and its bytes are free."""
+    """[MQTT 5, 3.3.1.3]: it is discarded, whether or not a client asks for it; its slot and its bytes are free."""
     host = Host(2)
     sender = host.connect("sender", 5)
     for number in range(20):

@@ -1,6 +1,6 @@
 """Control packets of MQTT 3.1 (version 3), 3.1.1 (4) and 5: round trips, golden bytes, every rule a packet can break.
 
-Invariant of all of it: every input is a packet, a documented MQTT error, or a wait for more bytes.
+Invariant of all tests: every input is a packet, a documented MQTT error, or a wait for more bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def reasons_of(packet_type: int, from_server: bool) -> st.SearchStrategy[int]:
 
 
 def maybe(version: int, packet_type: int, from_server: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Properties that the packet may have in that version; Authentication Data not without its Method."""
+    """Return properties that the packet may have in that version; Authentication Data only with its Method."""
     if version != 5:
         return st.just({})
     return dicts_of(packet_type, from_server).filter(
@@ -214,7 +214,7 @@ KINDS = [(name, False) for name in BY_CLIENT] + [(name, True) for name in BY_SER
 
 
 def decoded(version: int, from_server: bool, *pieces: bytes) -> list[Packet]:
-    """Feed the pieces one after the other, taking out packets as soon as they are there."""
+    """Feed the pieces one after the other, taking packets out as soon as they are complete."""
     decoder = codec.Decoder(version, from_server)
     packets = []
     for piece in pieces:
@@ -226,7 +226,7 @@ def decoded(version: int, from_server: bool, *pieces: bytes) -> list[Packet]:
 
 @pytest.mark.parametrize(("kind", "from_server"), KINDS)
 def test_what_is_encoded_comes_back(kind: str, from_server: bool) -> None:
-    """Whole, byte by byte, at every split, and every prefix is a wait for more bytes."""
+    """Whole, byte by byte, at every split; every prefix is a wait for more bytes."""
 
     @given((BY_SERVER if from_server else BY_CLIENT)[kind])
     def check(case: tuple[int, bytes, Packet]) -> None:
@@ -264,7 +264,7 @@ def test_a_body_that_ends_early_or_late(kind: str, from_server: bool) -> None:
 
 @given(st.lists(publishes() | acks() | subscribes() | unsubscribes(), max_size=6), st.data())
 def test_a_stream_of_packets_cut_anywhere(cases: list[tuple[int, bytes, Packet]], data: st.DataObject) -> None:
-    """A stream that begins with a CONNECT is decoded in the version that it names, however it is cut."""
+    """A stream that begins with a CONNECT is decoded in the version that it names, however it is split."""
     version, connect, packet = data.draw(connects())
     same = [case for case in cases if case[0] == version]
     stream = connect + b"".join(wire for _, wire, _ in same)
@@ -314,7 +314,7 @@ def test_packets_with_a_changed_byte(kind: str, from_server: bool) -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 15), st.booleans())
 def test_publish_fields_of_any_body(body: bytes, flags: int, v5: bool) -> None:
-    """The data path agrees with the class, but for the topic's content, which it leaves to the router."""
+    """The data path agrees with the class, except for the topic's content, which it leaves to the router."""
     try:
         fields = codec.publish_fields(flags, body, v5)
     except MqttError:
@@ -329,12 +329,12 @@ def test_publish_fields_of_any_body(body: bytes, flags: int, v5: bool) -> None:
     assert (packet.topic, packet.payload, packet.qos) == (fields["topic"], fields["payload"], fields["qos"])
 
 
-# --- what the data path hands on
+# --- what the data path passes on
 
 
 @given(publishes())
 def test_the_publish_struct(case: tuple[int, bytes, Packet]) -> None:
-    """Properties come without their length and without Topic Alias; the expiry offset points at its four bytes."""
+    """Properties have neither their length nor a Topic Alias; the expiry offset points at its four bytes."""
     version, wire, _ = case
     packet = codec.decode(wire, version)
     assert isinstance(packet, Publish)
@@ -621,7 +621,7 @@ def test_rules(wire: str, versions: tuple[int, ...], reason: int) -> None:
 
 
 def test_allowed_though_unusual() -> None:
-    """What the standards allow, and a decoder that is too strict refuses."""
+    """Packets that the standards allow, and an over-strict decoder refuses."""
     # MQTT 3.1 (3.1): a user name's or password's flag may be set with the string missing
     assert codec.decode(bytes.fromhex("100e00064d514973647003c200000000"), 0) == Connect(3, "")
     # MQTT 3.1 (2.1): DUP on PUBREL, SUBSCRIBE, UNSUBSCRIBE
@@ -630,7 +630,7 @@ def test_allowed_though_unusual() -> None:
     assert codec.decode(bytes.fromhex("aa050001000161"), 3) == Unsubscribe(1, [b"a"])
     # MQTT 5 (3.1.2.9): a password without a user name
     assert codec.decode(bytes.fromhex("101000044d5154540542000000 0000 000170"), 0) == Connect(5, "", password=b"p")
-    # what a filter says is answered per filter in the SUBACK
+    # an invalid filter is refused in the SUBACK, one code per filter
     for text in (b"", b"a#", b"$share/g"):
         wire = codec.encode_subscribe(5, 1, [(text, 0)])
         assert codec.decode(wire, 5) == Subscribe(1, [Subscription(text, 0)])

@@ -1,4 +1,4 @@
-"""What the encoders refuse and shorten, and what the decoder says: beside test_codec.py, which has the round trips."""
+"""Packets that the encoders refuse and shorten, and the decoder's errors; test_codec.py has the round trips."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_subscription_options() -> None:
 
 @pytest.mark.mqtt("311:3.2.2-4", "311:3.2.2-6")
 def test_connack_return_codes_before_mqtt_5() -> None:
-    """Every Reason Code has its return code, or there is no CONNACK at all; Session Present is 0 with a refusal."""
+    """Every Reason Code has a return code, or there is no CONNACK; Session Present is 0 with a refusal."""
     known = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x97: 3, 0x9C: 3, 0x9D: 3, 0x9F: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 0x8C: 5}
     for reason in ReasonCode:
         if not is_reason_allowed(CONNACK, reason, True):
@@ -46,7 +46,7 @@ def test_connack_return_codes_before_mqtt_5() -> None:
     "5:3.15.2-2", "5:3.15.2-3",
 )  # fmt: skip
 def test_reason_string_and_user_properties_give_way_to_maximum_packet_size() -> None:
-    """A packet larger than the receiver takes is sent without User Properties, then without Reason String."""
+    """A packet larger than the receiver allows is sent without User Properties, then without Reason String."""
     long = {"reason_string": "r" * 20, "user_property": [("u", "v" * 50)]}
     encoders: list[Callable[[dict[str, Any], int | None], bytes]] = [
         lambda extra, size: codec.encode_connack(5, False, 0, {"receive_maximum": 5, **extra}, size),
@@ -98,7 +98,7 @@ def test_the_encoders_refuse_what_may_not_be_sent() -> None:
 
 
 def test_the_decoder_refuses_a_packet_that_is_too_large_at_its_fixed_header() -> None:
-    """Nothing is kept for a length that was only announced."""
+    """No memory is reserved for an announced length."""
     decoder = codec.Decoder(4, packet_bytes_max=100)
     decoder.feed(codec.encode_publish(4, "a", b"x" * 95))
     assert decoder.next_packet() == Publish(b"a", b"x" * 95)

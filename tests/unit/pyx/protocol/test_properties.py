@@ -1,4 +1,4 @@
-"""MQTT 5 properties (2.2.2.2): the table, the packets they belong into, their values, repetition."""
+"""MQTT 5 properties (2.2.2.2): the table, the packets that may carry them, their values, repetition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC_NAMES = STRINGS.map(lambda text: "t" + text.replace("+", "").replace("#", 
 
 
 def values_of(name: str) -> st.SearchStrategy[Any]:
-    """Values that a property may have once."""
+    """Return values that a property may have once."""
     _, _, _, _, _, _, least, greatest = ROWS[name]
     if name in ("correlation_data", "authentication_data"):
         return st.binary(max_size=20)
@@ -32,7 +32,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 
 
 def dicts_of(packet_type: int, from_server: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Property dicts that a packet type of that sender may carry."""
+    """Return property dicts that a packet type of that sender may carry."""
     optional: dict[str, st.SearchStrategy[Any]] = {}
     for _, name, _, by_client, by_server, repeatable, _, _ in properties.TABLE:
         if packet_type in (by_server if from_server else by_client):
@@ -42,7 +42,7 @@ def dicts_of(packet_type: int, from_server: bool = False) -> st.SearchStrategy[d
 
 
 def one_value(name: str) -> Any:
-    """A valid value, for tests that are not about it."""
+    """Return a valid value, for tests of something else."""
     least = ROWS[name][6]
     if name in ("correlation_data", "authentication_data"):
         return b"v"
@@ -52,7 +52,7 @@ def one_value(name: str) -> Any:
 
 
 def wire_of(name: str) -> bytes:
-    """One property in wire form, packed where it is allowed."""
+    """Return one property in wire form, packed where it is allowed."""
     _, _, _, by_client, by_server, repeatable, _, _ = ROWS[name]
     packet_type = (by_client or by_server)[0]
     value = one_value(name)
@@ -82,7 +82,7 @@ def test_what_is_packed_comes_back(packet_type: int, from_server: bool) -> None:
 @pytest.mark.parametrize("packet_type", range(16))
 @pytest.mark.parametrize("name", ROWS)
 def test_every_property_in_every_packet(name: str, packet_type: int, from_server: bool) -> None:
-    """2.2.2.2: a property of another packet is malformed; one for the other side to send is a Protocol Error."""
+    """2.2.2.2: a property of another packet is malformed; one that only the other side may send is a Protocol Error."""
     allowed, other = ROWS[name][3:5][:: -1 if from_server else 1]
     wire = wire_of(name)
     if packet_type in allowed:
@@ -98,7 +98,7 @@ def test_every_property_in_every_packet(name: str, packet_type: int, from_server
 @pytest.mark.parametrize("from_server", [False, True])
 @pytest.mark.parametrize("name", ROWS)
 def test_only_repeatable_properties_are_repeated(name: str, from_server: bool) -> None:
-    """Repeating a property is a Protocol Error, but for User Property, and Subscription Identifier in PUBLISH."""
+    """Repeating a property is a Protocol Error, except User Property, and Subscription Identifier in PUBLISH."""
     for packet_type in ROWS[name][4] if from_server else ROWS[name][3]:
         twice = wire_of(name) * 2
         if packet_type in ROWS[name][5]:
@@ -116,7 +116,7 @@ def test_what_may_be_repeated() -> None:
 
 
 def test_unknown_identifiers() -> None:
-    """Every byte that is no Property Identifier is malformed."""
+    """Every byte that is not a Property Identifier is malformed."""
     known = {row[0] for row in properties.TABLE}
     assert len(known) == len(properties.TABLE) == 27
     for identifier in set(range(256)) - known:
@@ -175,7 +175,7 @@ def test_response_topic(packet_type: int) -> None:
 
 @pytest.mark.mqtt("5:1.5.7-1")
 def test_user_property_has_two_strings() -> None:
-    """Both strings of a pair are UTF-8; their order and that of the pairs is kept."""
+    """Both strings of a pair are UTF-8; the order of the strings and of the pairs is kept."""
     pairs = [("b", "1"), ("a", ""), ("", "2"), ("b", "1")]
     assert properties.unpack(properties.pack({"user_property": pairs}, PUBACK), PUBACK) == {"user_property": pairs}
     for bad in (b"\x26\0\1\xff\0\1a", b"\x26\0\1a\0\1\xff", b"\x26\0\1\0\0\1a", b"\x26\0\1a", b"\x26\0\1a\0"):
@@ -210,7 +210,7 @@ def test_any_bytes_are_properties_or_a_documented_error(data: bytes, packet_type
 
 
 def test_the_table_is_that_of_the_standard() -> None:
-    """A client may send each property where table 2-4 lets it, and a server where that lets it, and nowhere else."""
+    """Clients and servers may send each property exactly where table 2-4 allows it."""
     numbers = {"WILL": WILL} | wire.TYPES
     by_client = {name: set(row[3]) for name, row in ROWS.items()}
     by_server = {name: set(row[4]) for name, row in ROWS.items()}

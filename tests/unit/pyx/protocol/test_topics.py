@@ -89,7 +89,7 @@ def test_topic_filters(topic_filter: bytes, valid: bool) -> None:
 
 
 def model_of_filters(topic_filter: str) -> bool:
-    """The rules of 4.7.1 and 4.8.2 level by level."""
+    """The rules of 4.7.1 and 4.8.2, level by level."""
     parts = topic_filter.split("/")
     if parts[0] == "$share" and len(parts) > 1:
         if len(parts) < 3 or not parts[1] or "+" in parts[1] or "#" in parts[1]:

@@ -1,4 +1,4 @@
-"""Integers, strings and lengths of the wire, seen through the smallest packet or property that has one."""
+"""Integers, strings and lengths of the wire, tested through the smallest packet or property that has one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REASON_STRING = b"\x1f"
 
 
 def model_of_utf8(data: bytes) -> bool:
-    """What the standard calls a UTF-8 Encoded String, by Python's own decoder."""
+    """Check a UTF-8 Encoded String of the standard with Python's own decoder."""
     try:
         return "\0" not in data.decode("utf-8")
     except UnicodeDecodeError:
@@ -62,7 +62,7 @@ def test_every_three_bytes_at_the_edges_of_utf8() -> None:
 
 @pytest.mark.mqtt("5:1.5.4-1", "5:1.5.4-2", "311:1.5.3-1", "311:1.5.3-2")
 def test_a_bad_byte_is_found_at_every_place() -> None:
-    """Strings are checked eight bytes at a time: the place of the bad byte must not matter."""
+    """Strings are checked eight bytes at a time: the position of the bad byte must not matter."""
     for length in range(1, 40):
         for place in range(length):
             for bad in (b"\0", b"\x80", b"\xff"):
@@ -86,7 +86,7 @@ def test_a_byte_order_mark_is_kept() -> None:
 @example(2_097_152)
 @example(268_435_455)
 def test_variable_byte_integers_come_back(value: int) -> None:
-    """A Subscription Identifier takes every value that a Variable Byte Integer has, but 0."""
+    """A Subscription Identifier takes every value of a Variable Byte Integer except 0."""
     if value == 0:
         with pytest.raises(ValueError):
             properties.pack({"subscription_identifier": 0}, SUBSCRIBE)
@@ -111,7 +111,7 @@ def test_variable_byte_integers_that_are_too_long(encoded: bytes) -> None:
 
 
 def test_a_variable_byte_integer_that_ends_with_its_packet() -> None:
-    """A continuation bit with nothing after it is malformed, not a reason to wait: the packet is all there."""
+    """A continuation bit at the end is malformed, not a reason to wait: the packet is complete."""
     for encoded in (b"", b"\x80", b"\x80\x80", b"\xff\xff\xff"):
         with pytest.raises(MalformedPacket):
             properties.unpack(b"\x0b" + encoded, SUBSCRIBE)
@@ -129,7 +129,7 @@ def test_remaining_length_at_its_steps(size: int) -> None:
 
 @pytest.mark.mqtt("5:1.5.5-1")
 def test_remaining_length_of_more_bytes_than_needed() -> None:
-    """MQTT 5 demands the fewest bytes, also of Remaining Length and also in the CONNECT that names the version."""
+    """MQTT 5 demands the fewest bytes, also for Remaining Length and in the CONNECT that names the version."""
     with pytest.raises(MalformedPacket):
         codec.decode(b"\xc0\x80\x00", 5)
     assert codec.decode(b"\xc0\x80\x00", 4) == codec.decode(b"\xc0\x00", 4)
@@ -144,7 +144,7 @@ def test_remaining_length_of_more_bytes_than_needed() -> None:
 
 
 def test_remaining_length_of_five_bytes() -> None:
-    """Known to be malformed as soon as the fourth byte has its continuation bit; until then the decoder waits."""
+    """The packet is malformed as soon as the fourth byte has its continuation bit; until then the decoder waits."""
     for version in (3, 4, 5):
         for have in range(1, 4):
             with pytest.raises(codec.Incomplete):
@@ -155,7 +155,7 @@ def test_remaining_length_of_five_bytes() -> None:
 
 @pytest.mark.parametrize("claimed", [3, 4, 255, 256, 65_535])
 def test_a_length_that_reaches_behind_the_packet(claimed: int) -> None:
-    """A two-byte length is compared with the bytes that are there before anything is read or allocated."""
+    """A two-byte length is compared with the available bytes before anything is read or allocated."""
     body = claimed.to_bytes(2, "big") + b"ab"
     with pytest.raises(MalformedPacket):
         codec.decode(b"\x30" + bytes((len(body),)) + body, 4)
@@ -164,7 +164,7 @@ def test_a_length_that_reaches_behind_the_packet(claimed: int) -> None:
 
 
 def test_the_encoders_do_not_cut_or_wrap() -> None:
-    """What does not fit its field is refused by us, not sent as something else."""
+    """A value that does not fit its field is refused by the broker, not sent as a different one."""
     for properties_ in ({"reason_string": "x" * 65_536}, {"reason_string": "\0"}, {"reason_string": "\ud800"}):
         with pytest.raises(ValueError):
             codec.encode_disconnect(0x80, properties_)
@@ -175,12 +175,12 @@ def test_the_encoders_do_not_cut_or_wrap() -> None:
 
 
 def is_disallowed(code: int) -> bool:
-    """MQTT 5, 1.5.4: control characters and Unicode's non-characters."""
+    """Return whether it is a control character or one of Unicode's non-characters: MQTT 5, 1.5.4."""
     return code < 0x20 or 0x7F <= code < 0xA0 or 0xFDD0 <= code < 0xFDF0 or code & 0xFFFE == 0xFFFE
 
 
 def test_every_character_when_some_are_refused() -> None:
-    """Where the configuration refuses them control characters and non-characters are malformed, and nothing else is."""
+    """If the configuration refuses them, control characters and non-characters are malformed, and no others are."""
     refuse_disallowed(True)
     try:
         for code in range(0x110000):

@@ -1,4 +1,4 @@
-"""What the router archives and when its acks leave; the tables of the configuration."""
+"""Messages that the router archives, and when their acks leave; the archive tables of the configuration."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_each_worker_has_its_part_of_the_bytes() -> None:
 
 @dataclass
 class Gathered:
-    """An archive of which the test says what is durable."""
+    """An archive whose test decides what is durable."""
 
     archiver: Archiver
     highest: int = 0
@@ -153,7 +153,7 @@ def test_qos_0_is_gathered_for_a_while_and_no_ack_waits_for_it() -> None:
     publisher = host.connect("publisher")
     publisher.publish("a", b"", 0)
     host.settle()
-    assert store.gathered.taken == [1]  # nothing was for a while: at once
+    assert store.gathered.taken == [1]  # after a pause: at once
     assert store.synced == [False]
     for _ in range(3):
         publisher.publish("a", b"", 0)
@@ -166,12 +166,12 @@ def test_qos_0_is_gathered_for_a_while_and_no_ack_waits_for_it() -> None:
     publisher.publish("a", b"", 0)
     publisher.publish("a", b"", 1)
     host.settle()
-    assert store.gathered.taken == [1, 3, 2]  # with what an ack waits for
+    assert store.gathered.taken == [1, 3, 2]  # together with the message whose ack waits
     publisher.silent()
 
 
 def test_qos_0_is_dropped_from_the_archive_and_delivered_when_too_much_waits() -> None:
-    """archive_pending_bytes_max; and a store that is full."""
+    """archive_pending_bytes_max, and a full store."""
     host, store = archiving_host(b"#")
     subscriber, publisher = host.connect("subscriber"), host.connect("publisher")
     subscriber.subscribe(("a", 0))

@@ -19,7 +19,7 @@ Row = tuple[int, bytes]
 
 
 def batch_of(rows: list[Row]) -> Batch:
-    """A batch with these positions: positions rise, so records in between are of another index."""
+    """Return a batch with these positions: positions rise, so records in between belong to another index."""
     if not rows:
         return Batch()
     block = Block(rows[0][0])
@@ -110,7 +110,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(messages=st.integers(0, 50), bytes_max=st.integers(0, 500))
     def position_of_last(self, messages: int, bytes_max: int) -> None:
-        """Behind it lies as much as is allowed, and before it one more would be too much."""
+        """The records after it are within the limits, and one more would exceed them."""
         position = self.index.position_of_last(messages, bytes_max)
         left = [row for row in self.rows if row[0] > position]
         assert len(left) <= messages
