@@ -1,8 +1,8 @@
-"""Connections by the hundred thousand: each says all it has to say in one write, hears the answers, and is gone.
+"""Connections by the hundred thousand: each client writes all its packets at once, reads the answers and closes.
 
-Made for speed in Python: packets are encoded by ``tests.wire`` once, a client id is put into its place; connections are
-turned over by one epoll. Sockets are closed with a reset, so that neither end is left in TIME_WAIT: a million
-connections would else use up all ports.
+It has to be fast in Python: ``tests.wire`` encodes the packets once, and each client id is put into its place; one
+epoll serves all connections. Sockets are closed with a reset, so that neither end is left in TIME_WAIT: otherwise a
+million connections would use up all ports.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MARK = "%%%%%%%%"  # where a client id of eight letters goes
 
 
 def visits(first: int, count: int) -> Iterator[bytes]:
-    """What so many clients say: CONNECT, SUBSCRIBE, PUBLISH, mostly DISCONNECT; v4 and v5, sessions that end at once or
-    within a second, ids that come again and ids that do not, topics of their own and common ones, wills.
+    """Yield the bytes that each client sends: CONNECT, SUBSCRIBE, PUBLISH, mostly DISCONNECT; v4 and v5, sessions that
+    end at once or within a second, reused and new client ids, own and common topics, wills.
     """
     will = wire.Will("will/x", b"gone", 1)
     kinds = [
-        # (head up to the client id, what is behind it, reuses ids)
+        # (bytes up to the client id, bytes behind it, reuses ids)
         _visit(4, True, "own/%%%%%%%%", 0, {}),
         _visit(5, True, "common/+", 1, {}),
         _visit(5, False, "own/%%%%%%%%/#", 1, {"session_expiry_interval": 1}),
@@ -62,7 +62,7 @@ def _visit(
 
 
 def churn(address: tuple[str, int], sayings: Iterator[bytes], at_once: int = 64) -> int:
-    """Let each of them connect, say its bytes, and wait for PINGRESP or the end. Returns how many got a CONNACK."""
+    """Let each client connect, send its bytes and wait for PINGRESP or the end; return how many got a CONNACK."""
     poll = select.epoll()
     visitors: dict[int, _Visitor] = {}
     answered = begun = 0
@@ -94,7 +94,7 @@ def churn(address: tuple[str, int], sayings: Iterator[bytes], at_once: int = 64)
 
 
 class _Visitor:
-    """One connection: what it still has to say, and what it has heard."""
+    """One connection: the bytes that it has still to send, and those that it has received."""
 
     __slots__ = ("got", "saying", "socket")
 
@@ -104,7 +104,7 @@ class _Visitor:
         self.got = b""
 
     def speaks(self) -> bool:
-        """Writable: say it, once."""
+        """Send the bytes, once, when the socket is writable."""
         if not self.saying:
             return False
         assert self.socket.send(self.saying) == len(self.saying), "what one client says fits into an empty socket"
@@ -112,7 +112,7 @@ class _Visitor:
         return True
 
     def has_heard_all(self) -> bool:
-        """Readable: PINGRESP, or the end."""
+        """Read; return whether PINGRESP or the end has arrived."""
         try:
             got = self.socket.recv(65536)
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""Brokers that a test may hurt, and crowds of clients for them."""
+"""Fixtures: brokers that a test may kill, and crowds of clients for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture
 def start_broker() -> Iterator[StartBroker]:
-    """``start_broker(workers, *arguments, **limits)``. When the test has passed, those that run must end orderly."""
+    """``start_broker(workers, *arguments, **limits)``. After a test that passed, running brokers must stop cleanly."""
     started: list[BrokerProcess] = []
 
     def start(workers: int = 4, *arguments: str, **limits: float) -> BrokerProcess:
         environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
-        environment["MQTTD_STORE"] = "memory"  # most of them; others say so
+        environment["MQTTD_STORE"] = "memory"  # the default here; a test that needs another store names it
         started.append(BrokerProcess(workers, ["--log-format", "json", *arguments], environment))
         return started[-1].start()
 
@@ -43,6 +43,6 @@ def start_broker() -> Iterator[StartBroker]:
 
 @pytest.fixture
 def crowd_of() -> Iterator[OpenCrowd]:
-    """``crowd_of(broker)``: its clients are closed with the test."""
+    """``crowd_of(broker)``: return a crowd whose clients are closed at the end of the test."""
     with ExitStack() as open_crowds:
         yield lambda broker: open_crowds.enter_context(Crowd(broker.address))

@@ -1,11 +1,10 @@
 """Many clients in one thread, for tests that disturb the broker while traffic flows.
 
-A ``Crowd`` turns over all its clients until a condition holds (``until``) or for a while (``let_run``); nothing happens
-in between, so a test reads like a story: let it run, kill a worker, let it run, look. Payloads are ``publisher number,
-sequence number, padding``; every subscriber keeps the sequence numbers of each publisher in the order of arrival, every
-publisher those it sent and those that were acknowledged. So what is lost, repeated or out of order can be computed.
-
-What it believes about MQTT comes from ``tests.wire``; only the few packets that come in masses are read by hand here.
+A ``Crowd`` turns over all its clients until a condition holds (``until``) or for a time (``let_run``); nothing happens
+in between, so a test is a sequence of steps: run, kill a worker, run, check. Payloads are ``publisher number, sequence
+number, padding``; every subscriber keeps the sequence numbers of each publisher in the order of arrival, every
+publisher those that it sent and those that were acknowledged. Losses, repetitions and wrong order are computed from
+these. Packets are encoded and decoded by ``tests.wire``; only the few kinds that arrive in masses are parsed here.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _U16 = struct.Struct(">H")
 
 
 def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
-    """Client ids whose home is that worker."""
+    """Return client ids whose home is that worker."""
     return (each for n in itertools.count() if home(each := f"{prefix}{n}", workers) == worker)
 
 
 class Member:
-    """A connection of a crowd. ``closed`` says why it is none any more, ``packets`` what came
-    beside CONNACK and what a subscriber or publisher handles itself.
+    """A connection of a crowd. ``closed``: why it has ended, or empty; ``packets``: those received, without CONNACK and
+    those that a subscriber or publisher handles itself.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Member:
         crowd.add(self)
 
     def open(self) -> None:
-        """Connect and say CONNECT; one that was closed may do so again. OSError when nobody listens."""
+        """Connect and send CONNECT, also again after a close. OSError if nobody listens."""
         self.connack: wire.Packet | None = None
         self.closed = ""
         self.reading = True
@@ -79,7 +78,7 @@ class Member:
     # -- out
 
     def send(self, data: bytes) -> None:
-        """Send, or keep for when the kernel takes it."""
+        """Send, or keep the bytes until the kernel takes them."""
         if self.closed:
             return
         if not self._out:
@@ -98,7 +97,7 @@ class Member:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """The number of bytes that the kernel has not taken yet."""
         return len(self._out)
 
     def _watch(self) -> None:
@@ -113,14 +112,14 @@ class Member:
             self._watching = wanted
 
     def read_on(self, reading: bool) -> None:
-        """Stop reading, or begin again."""
+        """Stop reading, or start again."""
         self.reading = reading
         self._watch()
 
     # -- in
 
     def ready(self, events: int) -> None:
-        """The socket is readable or writable."""
+        """Handle a socket that is readable or writable."""
         if events & selectors.EVENT_WRITE and self._out:
             try:
                 del self._out[: self.socket.send(self._out)]
@@ -145,7 +144,7 @@ class Member:
             self.take(data)
 
     def take(self, data: bytes) -> None:
-        """Bytes that came: handle the whole packets, keep the rest."""
+        """Handle the whole packets in the received bytes, keep the rest."""
         self._in += data
         buffer, at, end = bytes(self._in), 0, len(self._in)
         while end - at >= 2:
@@ -169,7 +168,7 @@ class Member:
         del self._in[:at]
 
     def packet(self, first: int, buffer: bytes, body: int, end: int) -> None:
-        """One packet: ``buffer[body:end]`` is what follows its fixed header."""
+        """Handle one packet: ``buffer[body:end]`` follows its fixed header."""
         packet = wire.decode(self.version, first & 0x0F, wire.KINDS[first >> 4], buffer[body:end])
         if packet.kind == "CONNACK":
             self.connack = packet
@@ -179,7 +178,7 @@ class Member:
             self.packets.append(packet)
 
     def accepted(self) -> None:
-        """CONNACK 0 has come."""
+        """Called when CONNACK 0 has arrived."""
 
     def _lost(self, why: str) -> None:
         self.closed = why
@@ -195,7 +194,7 @@ class Member:
 
     @property
     def accepted_by_broker(self) -> bool:
-        """CONNACK 0 has come."""
+        """Whether CONNACK 0 has arrived."""
         return self.connack is not None and self.connack.reason == 0
 
 
@@ -219,7 +218,7 @@ class Subscriber(Member):
         self.count = 0
         self.gap_max = 0.0
         self.arrived_at = 0.0
-        self.delays: list[float] | None = None  # a list: seconds from when a message was due to be sent to its arrival
+        self.delays: list[float] | None = None  # a list: seconds from the time a message was due to its arrival
         self.held: dict[int, tuple[int, int]] = {}  # Packet Identifier of QoS 2 between PUBREC and PUBREL: its message
         super().__init__(crowd, client_id, **options)
 
@@ -240,11 +239,11 @@ class Subscriber(Member):
             self.arrived_at = now
 
     def watch_gaps(self) -> None:
-        """Begin to measure the longest pause between two arrivals."""
+        """Start to measure the longest pause between two arrivals."""
         self.gap_max, self.arrived_at = 0.0, time.monotonic()
 
     def gap(self) -> float:
-        """The longest pause since ``watch_gaps``, the one that goes on included."""
+        """The longest pause since ``watch_gaps``, including the current one."""
         return max(self.gap_max, time.monotonic() - self.arrived_at)
 
     def packet(self, first: int, buffer: bytes, body: int, end: int) -> None:
@@ -287,11 +286,11 @@ _numbers = itertools.count(1)
 
 
 class Publisher(Member):
-    """Publishes to one topic, once ``begin`` is said.
+    """Publishes to one topic, after ``begin``.
 
     ``rate``: messages per second, 0: as fast as ``window`` (unacknowledged ones at QoS 1 and 2) and ``room`` (how many
-    more may be sent now) allow. ``count``: how many in all. ``acknowledged``: the sequence numbers the broker has
-    taken, in the order of its answers.
+    more may be sent now) allow. ``count``: how many in all. ``acknowledged``: the sequence numbers that the broker has
+    acknowledged, in the order of its answers.
     """
 
     def __init__(
@@ -316,7 +315,7 @@ class Publisher(Member):
         self.ack_seconds_max = 0.0
         self._next_id = 0
         self._packet_ids = packet_ids
-        self._open_max = min(60_000, packet_ids // 2)  # beyond the window, of those that keep to a rate
+        self._open_max = min(60_000, packet_ids // 2)  # the bound of publishers with a rate, instead of the window
         self._head = wire.binary(topic)
         self._padding = bytes(max(0, payload_bytes - 16))
         super().__init__(crowd, client_id, **options)
@@ -325,29 +324,29 @@ class Publisher(Member):
         self.packet_bytes = len(self._fixed) + length - len(self._head)
 
     def begin(self) -> None:
-        """From now on it publishes."""
+        """Start to publish."""
         self._due = time.monotonic()
 
     def stop(self) -> None:
-        """No new messages."""
+        """Send no new messages."""
         self.count = self.sent
 
     @property
     def done(self) -> bool:
-        """All is sent and answered."""
+        """Whether all messages are sent and answered."""
         return self.sent >= self.count and not self._open and not self.unsent
 
     @property
     def unanswered(self) -> int:
-        """Messages sent whose handshake is open."""
+        """The number of messages sent whose handshake is open."""
         return len(self._open)
 
     def longest_ack(self) -> float:
-        """Seconds until the slowest ack since ``ack_seconds_max`` was set to 0, those that go on included."""
+        """Seconds until the slowest ack since ``ack_seconds_max`` was set to 0, including acks not yet received."""
         return max(self.ack_seconds_max, *(time.monotonic() - sent for sent in self._sent_at.values()), 0.0)
 
     def room_before(self, reader: Subscriber, lag: int) -> int:
-        """How many more may be sent so that the reader is at most ``lag`` behind."""
+        """Return how many more may be sent so that the reader is at most ``lag`` messages behind."""
         return lag - (self.sent - len(reader.received[self.number]))
 
     def _message(self, now: float) -> bytes:
@@ -368,12 +367,12 @@ class Publisher(Member):
         return b"".join((fixed, packet_id, properties, stamp, self._padding))
 
     def again(self, packet_id: int, sequence: int) -> bytes:
-        """A message that was sent before, as a duplicate."""
+        """Return a message that was sent before, with DUP set."""
         fixed = bytes([self._fixed[0] | 0x08]) + self._fixed[1:]
         return self._packet(fixed, _U16.pack(packet_id), sequence, time.monotonic())
 
     def pump(self, now: float) -> float:
-        """Send what is due; returns when more is (inf: not before something comes)."""
+        """Send the messages that are due; return when the next is due (inf: not before a packet arrives)."""
         if now < self._due or self.closed or not self.accepted_by_broker or self.sent >= self.count:
             return self._due if self._due > now and not self.closed else float("inf")
         if self.rate:
@@ -418,7 +417,7 @@ class Publisher(Member):
 
 
 class Crowd:
-    """All clients of a test. Use it as a context: it closes them at the end."""
+    """All clients of a test; a context manager that closes them at the end."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
@@ -438,13 +437,13 @@ class Crowd:
         self.selector.close()
 
     def add(self, member: Member) -> None:
-        """A new member; called by itself."""
+        """Add a member; each member calls this itself."""
         self.members.append(member)
         if isinstance(member, Publisher):
             self.publishers.append(member)
 
     def turn(self, seconds_max: float = 0.05) -> None:
-        """One round: pump the publishers, then handle what the sockets have."""
+        """Run one round: pump the publishers, then handle the sockets that are ready."""
         now = time.monotonic()
         due = now + seconds_max
         for member in self.publishers:
@@ -455,7 +454,7 @@ class Crowd:
             call(now)
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> float:
-        """Turn until ``condition()``; returns the seconds it took. TimeoutError naming ``what`` after ``seconds``."""
+        """Turn until ``condition()``; return the seconds it took. TimeoutError naming ``what`` after ``seconds``."""
         began = time.monotonic()
         while not condition():
             if time.monotonic() - began > seconds:
@@ -464,13 +463,13 @@ class Crowd:
         return time.monotonic() - began
 
     def let_run(self, seconds: float) -> None:
-        """Let the traffic go on for so long."""
+        """Let the traffic run for so many seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.turn(min(0.05, left))
 
     def settle(self) -> None:
-        """Every connection is accepted, every subscription answered."""
+        """Wait until every connection is accepted and every subscription answered."""
         self.until(
             lambda: all(
                 each.closed or (each.subscribed if isinstance(each, Subscriber) else each.accepted_by_broker)
@@ -481,12 +480,12 @@ class Crowd:
         assert not [each.client_id for each in self.members if each.closed], "somebody was not let in"
 
     def begin(self) -> None:
-        """All publishers publish."""
+        """Let all publishers publish."""
         for each in self.publishers:
             each.begin()
 
     def finish(self, seconds: float = DEADLINE_SECONDS) -> None:
-        """The publishers stop, and wait until all they sent is answered."""
+        """Stop the publishers, and wait until all their messages are answered."""
         for each in self.publishers:
             each.stop()
         self.until(
@@ -497,13 +496,13 @@ class Crowd:
 
 
 def missing(subscriber: Subscriber, publisher: Publisher) -> set[int]:
-    """What was acknowledged (QoS 0: sent) and did not come."""
+    """Return the sequence numbers that were acknowledged (QoS 0: sent) and did not arrive."""
     told = set(publisher.acknowledged) if publisher.qos else set(range(publisher.sent))
     return told - set(subscriber.received[publisher.number])
 
 
 def repeated(subscriber: Subscriber, publisher: Publisher) -> int:
-    """How many came more than once."""
+    """Return the number of repeated arrivals."""
     got = subscriber.received[publisher.number]
     return len(got) - len(set(got))
 

@@ -1,10 +1,10 @@
-"""Clients that outlive the broker: they keep their half of the session, come back, and go on where they were.
+"""Clients that outlive the broker: they keep their half of the session, reconnect, and continue where they were.
 
-A publisher sends what is unanswered again as MQTT wants it (PUBLISH with DUP, or PUBREL, under the old Packet
-Identifiers, in the old order), a subscriber knows which QoS 2 messages it holds. So at the end it can be said exactly
-what was lost, repeated or out of order, whatever was killed in between and when.
+A publisher resends unanswered messages as MQTT requires (PUBLISH with DUP, or PUBREL, under the old Packet Identifiers,
+in the old order); a subscriber knows which QoS 2 messages it holds. So a test can tell exactly which messages were
+lost, repeated or out of order, whatever was killed and when.
 
-They can also be made from their past: what they had sent and received until some moment (`Past`).
+Clients can also be made from their past: what they had sent and received until some moment (`Past`).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tests.chaos.crowd import Crowd, Member, Publisher, Subscriber, ids_on, miss
 RETRY_SECONDS = 0.05
 PUBLISH_RATE = 100.0
 ROOM: dict[str, float] = {"queue_messages_max": 1 << 30, "queue_bytes_max": 1 << 33}
-"""Limits for the broker of a load: who rests, or falls behind on a busy machine, misses nothing by a full queue."""
+"""Limits for the broker of a load: no queue fills, even of a client that rests or falls behind on a busy machine."""
 PACKET_IDS = 64
-"""Few, so that Packet Identifiers are used again soon."""
+"""Few, so that Packet Identifiers are soon reused."""
 
 Moment = Callable[[], int]
-"""What time it is, in whatever the test counts: of the events of a journal, the later ones have the higher ones."""
+"""A clock in any unit that the test counts: later events of a journal have higher moments."""
 
 Event = tuple[int, int, bytes]
-"""(moment, first byte, body) of a packet that came; (moment, 0, Packet Identifier and sequence number) of one sent."""
+"""(moment, first byte, body) of a packet received; (moment, 0, Packet Identifier and sequence number) of one sent."""
 
 Past = Mapping[str, Sequence[Event]]
 """The journals of a load by client id."""
 
 
 class Returning(Member):
-    """Its session outlives its connections. `resting`: it is away, and stays so until `wake`."""
+    """A client whose session outlives its connections. `resting`: it is away, and stays so until `wake`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Returning(Member):
         super().open()
 
     def replay(self, first: int, body: bytes) -> None:
-        """It has happened; nothing leaves while it is closed."""
+        """Apply an event of the past; nothing is sent while the connection is closed."""
         if first >> 4 == 2:
             self.established |= body[1] == 0
         else:
@@ -92,19 +92,19 @@ class Returning(Member):
             super().accepted()
 
     def resume(self) -> None:
-        """It is back in its session."""
+        """Called when the session has been resumed."""
 
     def rest(self) -> None:
-        """Go without a word, and stay away."""
+        """Close without DISCONNECT, and stay away."""
         self.resting = True
         self.close()
 
     def wake(self) -> None:
-        """Come back when somebody listens."""
+        """Reconnect once the broker listens."""
         self.resting = False
 
     def look(self, now: float) -> None:
-        """Come back if it should and can."""
+        """Reconnect if the client should and can."""
         if self.closed and not self.resting and now - self._tried >= RETRY_SECONDS:
             self._tried = now
             try:
@@ -114,7 +114,7 @@ class Returning(Member):
 
     @property
     def there(self) -> bool:
-        """It is connected, and its session is as it wants it."""
+        """Whether the client is connected and its session is set up."""
         return not self.closed and self.accepted_by_broker
 
 
@@ -122,7 +122,7 @@ class DurableSubscriber(Returning, Subscriber):
     """A subscriber whose session outlives its connections."""
 
     def resume(self) -> None:
-        if not self.subscribed:  # the SUBACK had not come
+        if not self.subscribed:  # the SUBACK had not arrived
             Subscriber.accepted(self)
 
     @property
@@ -138,7 +138,7 @@ class DurablePublisher(Returning, Publisher):
 
     def pump(self, now: float) -> float:
         if len(self._open) >= self._open_max and self._due <= now:
-            self._due = now + 1 / self.rate  # an answer first
+            self._due = now + 1 / self.rate  # wait for an answer first
         return super().pump(now)
 
     def _message(self, now: float) -> bytes:
@@ -170,7 +170,7 @@ class DurablePublisher(Returning, Publisher):
 
 @dataclass
 class Seen:
-    """What a subscriber was known to have from a publisher: how much of it was looked at, and what it was."""
+    """The messages that a subscriber had from a publisher at the last look: how many were checked, and which."""
 
     count: int = 0
     highest: int = -1
@@ -178,7 +178,7 @@ class Seen:
 
 
 class Load:
-    """Publishers and subscribers on every worker, at QoS 1 and 2, that come back whenever the broker does."""
+    """Publishers and subscribers on every worker, at QoS 1 and 2, that reconnect whenever the broker is back."""
 
     def __init__(
         self,
@@ -190,11 +190,11 @@ class Load:
         patience: float = 30.0,
         readers_each: int = 0,
     ) -> None:
-        """`readers_each`: on every worker so many subscribers more, which replay the archive from its start."""
+        """`readers_each`: so many more subscribers on every worker, which replay the archive from its start."""
         self.crowd = crowd
         self._seen: dict[tuple[str, int], Seen] = {}
         self.patience = patience
-        """Seconds that it waits for what must come, and for the next of what comes."""
+        """Seconds to wait for the first of the expected messages, and for each next one."""
         self.moment = moment
         self.subscribers: list[DurableSubscriber] = []
         self.publishers: list[DurablePublisher] = []
@@ -226,7 +226,7 @@ class Load:
         crowd.until(self.all_there, "everybody is connected and has subscribed", patience)
 
     def past(self) -> Past:
-        """What everybody has done until now."""
+        """Return the journals of all clients until now."""
         return {each.client_id: list(each.journal) for each in self.members}
 
     @property
@@ -238,16 +238,16 @@ class Load:
             each.look(now)
 
     def all_there(self) -> bool:
-        """Everybody who is not resting is connected."""
+        """Whether every client that is not resting is connected."""
         return all(each.there or each.resting for each in self.members)
 
     def begin(self) -> None:
-        """The publishers publish."""
+        """Let the publishers publish."""
         for each in self.publishers:
             each.begin()
 
     def delivered(self, what: str) -> None:
-        """Everything that is acknowledged now has come to everybody who does not rest, in order, and at QoS 2 once."""
+        """Wait until everything acknowledged so far has reached all clients not resting, in order, at QoS 2 once."""
         self.crowd.until(self.all_there, f"{what}: everybody is back", self.patience)
         waiting = [
             (subscriber, publisher, frozenset(publisher.acknowledged))
@@ -257,7 +257,7 @@ class Load:
         ]
 
         def left() -> tuple[int, int]:
-            """What has not come yet: of so many pairs, and so many messages of the last of them."""
+            """Return how many pairs lack messages, and how many messages the last of them lacks."""
             while waiting:
                 subscriber, publisher, told = waiting[-1]
                 if lacking := len(told.difference(subscriber.received[publisher.number])):
@@ -277,7 +277,7 @@ class Load:
         self.look_back(what)
 
     def finish(self) -> None:
-        """Nobody publishes any more, everything is answered, everybody is back and has everything."""
+        """Stop the publishers and wait until everything is answered and every client is back and has everything."""
         for each in self.subscribers:
             each.wake()
         for publisher in self.publishers:
@@ -286,7 +286,7 @@ class Load:
         self.delivered("at the end")
 
     def check(self) -> None:
-        """Nothing was lost; QoS 2 came once; the order was kept."""
+        """Check that nothing was lost, QoS 2 arrived once, and the order was kept."""
         self.look_back("at the end")
         for subscriber in self.subscribers:
             for publisher in self.publishers:
@@ -294,7 +294,7 @@ class Load:
         assert not [each.refused for each in self.publishers if each.refused]
 
     def look_back(self, when: str) -> None:
-        """What came since the last look came in order (each for the first time), and at QoS 2 once."""
+        """Check the arrivals since the last look: in order (each for the first time), and at QoS 2 once."""
         for subscriber, publisher in itertools.product(self.subscribers, self.publishers):
             seen = self._seen.setdefault((subscriber.client_id, publisher.number), Seen())
             got = subscriber.received[publisher.number]

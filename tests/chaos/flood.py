@@ -1,6 +1,6 @@
-"""One client that publishes QoS 0 as fast as the broker takes it, in a process of its own; ended by a signal.
+"""One client that publishes QoS 0 as fast as the broker takes it, in its own process, until a signal ends it.
 
-Started by ``python -m tests.chaos.flood PORT CLIENT_ID TOPIC``; says ``flooding`` when it is connected.
+Started by ``python -m tests.chaos.flood PORT CLIENT_ID TOPIC``; prints ``flooding`` when it is connected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MESSAGES = 1000
 
 
 def main(port: str, client_id: str, topic: str) -> None:
-    """Connect, say so, flood."""
+    """Connect, print ``flooding``, flood."""
     client = wire.Client(("127.0.0.1", int(port)), 4)
     client.connect(client_id)
     client.socket.settimeout(None)

@@ -1,8 +1,8 @@
-"""Clients that mean harm, or behave as if they did: one attack per process, until it is ended by a signal.
+"""Hostile clients, or clients that behave like hostile ones: one attack per process, until a signal ends it.
 
-Started by ``python -m tests.chaos.hostile ATTACK PORT``; says ``attacking`` when its first round is done. From then on
-it runs at low priority, so that what a well-behaved client notices is the broker's doing and not that of a generator
-that takes the processor away.
+Started by ``python -m tests.chaos.hostile ATTACK PORT``; prints ``attacking`` after its first round. From then on it
+runs at low priority, so that the delays of a well-behaved client come from the broker and not from a generator that
+takes the processor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Attacker:
-    """A socket that does not care: what the kernel does not take is not sent, what comes is thrown away or left."""
+    """A careless socket: bytes that the kernel does not take are not sent; received bytes are discarded or left."""
 
     def __init__(self, port: int, *, source: str = "127.0.0.2", receive_buffer: int = 0) -> None:
         self.port = port
@@ -48,13 +48,13 @@ class Attacker:
         return dialled
 
     def again(self) -> None:
-        """A new connection in place of this one."""
+        """Replace this connection with a new one."""
         self.socket.close()
         self.socket = self._dial()
         self.unsent = b""
 
     def send(self, data: bytes) -> bool:
-        """Send what the kernel takes, the rest before anything new. False: there is no connection any more."""
+        """Send what the kernel takes, earlier bytes first. False: the connection has ended."""
         data = self.unsent or data
         try:
             sent = self.socket.send(data)
@@ -66,14 +66,14 @@ class Attacker:
         return True
 
     def say(self, *packets: bytes) -> None:
-        """Send all of it, waiting for the kernel; nothing if the connection has ended."""
+        """Send all packets, waiting for the kernel; nothing if the connection has ended."""
         self.socket.settimeout(5.0)
         with suppress(OSError):
             self.socket.sendall(b"".join(packets))
         self.socket.setblocking(False)
 
     def hear(self) -> bool:
-        """Throw away what came. False: the broker has closed."""
+        """Discard received bytes. False: the broker has closed."""
         try:
             while got := self.socket.recv(_CHUNK_BYTES):
                 if len(got) < _CHUNK_BYTES:
@@ -86,7 +86,7 @@ class Attacker:
 
 
 def never_reads(port: int) -> Rounds:
-    """Subscribed to everything, never reading, asking on: PINGREQ and SUBSCRIBE, 20,000 a second; 800 messages too."""
+    """Subscribe to everything, never read, and send 20,000 PINGREQ and SUBSCRIBE a second; 800 messages too."""
     deaf = [Attacker(port, receive_buffer=4096) for _ in range(20)]
     asking = wire.PINGREQ * 500 + wire.subscribe(4, 7, ("more", 0)) * 50
     for number, each in enumerate(deaf):
@@ -106,7 +106,7 @@ def never_reads(port: int) -> Rounds:
 
 
 def drips(port: int) -> Rounds:
-    """A byte per second, on 300 connections: CONNECTs that never become whole, and PUBLISHes that take minutes."""
+    """Send a byte per second on 300 connections: CONNECTs that never become whole, and PUBLISHes that take minutes."""
     slow = [Attacker(port, source=_SOURCES[n % 8]) for n in range(300)]
     whole = wire.connect(5, "slow" * 100, will=wire.Will("w", bytes(1000)))
     for number, each in enumerate(slow):
@@ -123,7 +123,7 @@ def drips(port: int) -> Rounds:
 
 
 def announces(port: int) -> Rounds:
-    """256 MB announced, or what packet_bytes_max allows, then silence: memory on the word of a length field."""
+    """Announce 256 MB, or what packet_bytes_max allows, then stay silent: a length field must not cost memory."""
     silent = [Attacker(port, source=_SOURCES[n % 8]) for n in range(200)]
     lengths = [(1 << 28) - 1, 16_000_000, 1_000_000]
     while True:
@@ -139,7 +139,7 @@ def announces(port: int) -> Rounds:
 
 
 def subscribes(port: int) -> Rounds:
-    """100,000 SUBSCRIBEs from ten clients, each of a filter of its own; then the same again, and again."""
+    """Send 100,000 SUBSCRIBEs from ten clients, each with a filter of its own; then the same, over and over."""
     many = [Attacker(port) for _ in range(10)]
     for number, each in enumerate(many):
         each.say(wire.connect(4, f"subscribes{number}"))
@@ -157,7 +157,7 @@ def subscribes(port: int) -> Rounds:
 
 
 def connects(port: int) -> Rounds:
-    """Opens and drops connections as fast as it can, from eight addresses: some silent, some with half a CONNECT."""
+    """Open and drop connections as fast as possible, from eight addresses: some silent, some with half a CONNECT."""
     half = wire.connect(5, "half")[:8]
     while True:
         for n in range(200):
@@ -169,7 +169,7 @@ def connects(port: int) -> Rounds:
 
 
 def stays_silent(port: int) -> Rounds:
-    """Opens 2,000 connections from eight addresses and says nothing; those that are closed are opened again."""
+    """Open 2,000 silent connections from eight addresses; open those that are closed again."""
     silent = [Attacker(port, source=_SOURCES[n % 8]) for n in range(2000)]
     while True:
         yield
@@ -180,7 +180,7 @@ def stays_silent(port: int) -> Rounds:
 
 
 def never_releases(port: int) -> Rounds:
-    """QoS 2 publishes whose PUBREL never comes: every Packet Identifier there is, v3 and v5."""
+    """Publish at QoS 2 and never send PUBREL: every Packet Identifier there is, v3 and v5."""
     many = [Attacker(port) for _ in range(20)]
     for number, each in enumerate(many):
         each.say(wire.connect(4 + number % 2, f"unreleased{number}", clean=True))
@@ -198,7 +198,7 @@ def never_releases(port: int) -> Rounds:
 
 
 def properties(port: int) -> Rounds:
-    """PUBLISHes and wills that consist of User Properties, up to what packet_bytes_max allows."""
+    """Send PUBLISHes and wills that consist of User Properties, up to what packet_bytes_max allows."""
     many = [Attacker(port) for _ in range(4)]
     pairs = [("k" * 1000, "v" * 60_000)] * 10 + [("", "")] * 2000
     large = wire.publish(5, "properties", b"x", qos=1, packet_id=1, properties={"user_property": pairs})
@@ -213,7 +213,7 @@ def properties(port: int) -> Rounds:
 
 
 def aliases(port: int) -> Rounds:
-    """Topic Aliases set anew with every PUBLISH, to topics as long as they may be."""
+    """Reassign Topic Aliases with every PUBLISH, to topics of the greatest length."""
     many = [Attacker(port) for _ in range(10)]
     for number, each in enumerate(many):
         each.say(wire.connect(5, f"aliases{number}"))
@@ -230,7 +230,7 @@ def aliases(port: int) -> Rounds:
 
 
 def deep(port: int) -> Rounds:
-    """Topics and filters of 65,536 levels, of as many as are allowed, and filters of nothing but wildcards."""
+    """Use topics and filters of 65,536 levels, of as many as are allowed, and filters of nothing but wildcards."""
     many = [Attacker(port) for _ in range(8)]
     while True:
         for number, each in enumerate(many):
@@ -256,7 +256,7 @@ ATTACKS: dict[str, Callable[[int], Rounds]] = {
 
 
 def main(attack: str, port: str) -> None:
-    """Say so after the first round; go on."""
+    """Run the attack; print ``attacking`` after the first round."""
     for round_number, _ in enumerate(ATTACKS[attack](int(port))):
         if round_number == 0:
             os.nice(10)

@@ -1,9 +1,9 @@
-"""A client that asks a worker every two milliseconds how it is: how long its loop stood still.
+"""A client that pings a worker every two milliseconds, to measure how long the worker's loop stood still.
 
     python -m tests.chaos.pings HOST PORT CLIENT_ID
 
 Ends with its standard input. Standard output: one line per answer that took longer than LEAST_SECONDS, with the
-monotonic time of the question and the seconds until the answer; then `asked N`.
+monotonic time of the ping and the seconds until the answer; then `asked N`.
 """
 
 from __future__ import annotations

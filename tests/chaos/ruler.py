@@ -1,4 +1,4 @@
-"""The load generator mqload of the measuring tools, where they are there: ``RULER=`` names their directory."""
+"""The load generator mqload of the measuring tools, if present: ``RULER=`` names their directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW = 50
 
 
 class SteadyLoad:
-    """QoS 1 pairs on given workers, publishing at a share of what they reach when nothing holds them back."""
+    """QoS 1 pairs on given workers, publishing at a share of their saturated rate."""
 
     def __init__(self, broker: BrokerProcess, on_workers: list[int], directory: Path) -> None:
         ruler = os.environ.get("RULER", "")
@@ -38,23 +38,23 @@ class SteadyLoad:
             self._command += [option, str(path)]
 
     def saturated(self, seconds: float) -> float:
-        """Messages per second when nothing holds it back."""
+        """Return the messages per second at saturation."""
         done = subprocess.run([*self._command, "--seconds", str(seconds)], capture_output=True, text=True, check=True)
         return float(json.loads(done.stdout)["in_per_s"])
 
     def begin(self, rate: float, seconds: float) -> None:
-        """Publish at this rate for so long."""
+        """Publish at this rate for so many seconds."""
         command = [*self._command, "--rate", str(int(rate)), "--seconds", str(seconds)]
         self._running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def result(self) -> dict[str, Any]:
-        """Wait for its end; what it measured."""
+        """Wait for its end; return its measurements."""
         out, _ = self._running.communicate(timeout=600)
         measured: dict[str, Any] = json.loads(out)
         return measured
 
     def kill(self) -> None:
-        """End it early."""
+        """Kill the generator if it still runs."""
         if self._running.poll() is None:
             self._running.kill()
         self._running.wait()

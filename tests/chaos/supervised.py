@@ -1,9 +1,9 @@
-"""A broker's processes around a worker that speaks one line per command: what tests/chaos/test_supervisor.py starts.
+"""The processes of a broker around a worker that answers one line per command, for tests/chaos/test_supervisor.py.
 
     python -m tests.chaos.supervised '{"workers": 2, "hosts": ["127.0.0.1"], "policy": {...}, "settings": {...}}'
 
-Standard output: `ready PORT` once every worker is. Standard error: one JSON line per log event.
-`settings` steer the worker: see `_run`. SIGHUP takes {"reload": ...} of `settings` for the new ones, null refuses.
+Standard output: `ready PORT` once every worker is ready. Standard error: one JSON line per log event. `settings` steer
+the worker: see `_run`. On SIGHUP, {"reload": ...} of `settings` are the new settings; null refuses them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shards.supervisor import Reloaded, ReloadRefused, Supervisor, WorkerChannel
 
 
 def _log(level: str, event: str, **fields: Any) -> None:
-    # one write for a line: that of another process does not come in between
+    # one write per line, so that lines of other processes are not mixed in
     os.write(sys.stderr.fileno(), json.dumps({"level": level, "event": event, **fields}).encode() + b"\n")
 
 
@@ -127,7 +127,7 @@ def _run(channel: WorkerChannel) -> int:
     if settings.get("ignore_stop"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if settings.get("slow") == channel.index:
-        while True:  # starting for ever, alive all the same
+        while True:  # starts for ever, but is alive
             channel.heartbeat[0] += 1
             select.select([], [], [], 0.05)
     channel.ready()

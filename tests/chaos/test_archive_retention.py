@@ -1,4 +1,4 @@
-"""Retention at full ingest, by hand: what the disk has stays near what the rule allows."""
+"""Retention at full ingest, run by hand: the bytes on the disk stay near what the rule allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.conftest import Record
 
 @pytest.mark.soak
 def test_the_disk_has_what_a_rule_allows(tmp_path: Path, record_property: Record) -> None:
-    """2 GB, three times over, as fast as the store's writer takes it; a process of its own writes and reads."""
+    """Three times 2 GB, as fast as the store's writer takes it; a separate process writes and reads."""
     command = [
         sys.executable,
         "-m",

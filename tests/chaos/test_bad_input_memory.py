@@ -1,4 +1,4 @@
-"""Bad input two thousand times each, on one broker: none of it leaves anything behind."""
+"""Bad input, two thousand times each, on one broker, leaves nothing behind in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.conformance.test_known_defects import bad_connects
 from tests.conformance.test_malformed import WRONG
 
 GROWTH_BYTES_MAX = 1 << 20
-"""Per worker; what one line of the tables leaves behind, if any does, comes two thousand times."""
+"""Per worker; a leak in one line of the tables occurs two thousand times."""
 
 
 def hostile(client_id: str) -> list[bytes]:
-    """What each connection says: a CONNECT and something wrong behind it, or a CONNECT that is wrong itself."""
+    """Return the bytes of each connection: a CONNECT followed by something wrong, or a wrong CONNECT."""
     found = []
-    for number, wrong in enumerate(WRONG.values()):  # each under an id of its own: else they take each other over
+    for number, wrong in enumerate(WRONG.values()):  # each under an id of its own: otherwise they take each other over
         found += [wire.connect(4, f"{client_id}{number}v3") + wrong.v3] if wrong.v3 is not None else []
         found += [wire.connect(5, f"{client_id}{number}v5") + wrong.v5] if wrong.v5 is not None else []
     return found + bad_connects(client_id)
@@ -52,7 +52,7 @@ def send_to_the_end(broker: BrokerProcess, data: list[bytes]) -> None:
     "times", [30, pytest.param(100, marks=pytest.mark.long), pytest.param(2000, marks=pytest.mark.soak)]
 )
 def test_bad_input_leaves_nothing(start_broker: StartBroker, record_property: Record, workers: int, times: int) -> None:
-    """Every line of the tables, so many connections each: after the first tenth memory stays as it is."""
+    """After the first tenth of so many connections for each line of the tables, memory stays constant."""
     broker = start_broker(workers, log_lines_per_second_max=1)
     everything = hostile("hostile")
     for _ in range(times // 10):

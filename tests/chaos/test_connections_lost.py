@@ -1,7 +1,7 @@
-"""Durable clients lose their connections under load, and go on in their sessions: nothing lost, QoS 2 once, in order.
+"""Durable clients lose their connections under load and resume their sessions: nothing lost, QoS 2 once, in order.
 
-The broker lives on, so this holds with any store. It is also where the clients of the crash tests show that they keep
-their own half of a session.
+The broker lives on, so this holds with any store. It also shows that the clients of the crash tests keep their own half
+of a session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORKERS = 2
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sessions_go_on(start_broker: StartBroker, crowd_of: OpenCrowd, seed: int) -> None:
-    """Every tenth of a second some are cut off, in the middle of whatever they were doing."""
+    """Nothing is lost when some clients are cut off every tenth of a second, in the middle of an exchange."""
     crowd = crowd_of(start_broker(WORKERS, **ROOM))
     load = Load(crowd, WORKERS)
     load.begin()
@@ -36,7 +36,7 @@ def test_sessions_go_on(start_broker: StartBroker, crowd_of: OpenCrowd, seed: in
 
 
 def test_clients_can_be_made_from_their_past(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """All go at one moment; others with the same journals come in their place and take over what was open."""
+    """After all clients close at one moment, others made from the same journals complete the open exchanges."""
     broker = start_broker(WORKERS, **ROOM)
     moments = itertools.count()
     first = Load(crowd_of(broker), WORKERS, moment=lambda: next(moments))

@@ -1,10 +1,10 @@
-"""Every matched copy of a message is delivered or dropped with a reason, and the books agree with what clients have.
+"""Every matched copy of a message is delivered or dropped with a reason, and the counters agree with the clients.
 
 Publishers at QoS 0, 1 and 2 on every worker; subscribers with exact, wildcard and overlapping filters, members of a
-share group, and durable ones that go and come back and whose queue overflows; workers are killed in between. At rest,
-in every worker's row: matched = delivered + dropped, by reason. In the row of a worker that was never killed, delivered
-is what its clients have received, to the message. In the row of one that was, the difference is what was in its memory:
-copies in flight (`worker_lost`), and answers that were on their way to it.
+share group, and durable ones that leave, return and overflow their queues; workers are killed in between. At rest, in
+every worker's row: matched = delivered + dropped, by reason. In the row of a worker that was never killed, delivered is
+what its clients have received, to the message. In the row of a killed one, the difference is what was in its memory:
+copies in flight (`worker_lost`), and answers on their way to it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RATE = 120.0
 SECONDS = 60.0
 
 
-#: client id -> (publisher, sequence number) of what it has received, at QoS 0, 1 and 2
+#: client id -> (publisher, sequence number) of the messages it has received, at QoS 0, 1 and 2
 Kept = defaultdict[str, tuple[set[tuple[int, int]], ...]]
 
 
 class Reader(Subscriber):
-    """Keeps what it received under its client id: a second connection of it goes on with the same sets."""
+    """Records messages under its client id; a second connection with that id continues the same sets."""
 
     def __init__(self, kept: Kept, crowd: Crowd, client_id: str, *filters: str, **options: Any) -> None:
         self.kept = kept[client_id]
@@ -70,7 +70,7 @@ class World:
         return Reader(self.kept, self.crowd, name, *filters, **options)
 
     def populate(self, worker: int) -> None:
-        """The readers and publishers of a worker that has none."""
+        """Add the readers and publishers of a worker that has none."""
         run = self.run
         self.reader(worker, f"{run}/#", qos=2)
         self.reader(worker, f"{run}/sure/#", f"{run}/+/{worker}/1", f"{run}/+/+/2", qos=1, version=5)
@@ -83,12 +83,12 @@ class World:
             Publisher(self.crowd, next(self.names[worker]), topic, qos=qos, rate=RATE)
 
     def lose_durable(self) -> None:
-        """Their connections break."""
+        """Break the connections of the durable readers."""
         for reader in self.durable:
             reader.close()
 
     def bring_durable_back(self) -> None:
-        """Each resumes its session, if its worker still has it."""
+        """Resume each durable session, if its worker still has it."""
         self.durable = [
             self.reader(self.home_of(reader), *reader.filters, client_id=reader.client_id, qos=1, clean=False)
             for reader in self.durable
@@ -98,13 +98,13 @@ class World:
         return next(worker for worker in range(WORKERS) if reader.client_id in self.readers[worker])
 
     def received(self, worker: int, qos: int) -> int:
-        """Messages that clients of that worker have received at that QoS, each counted once per client."""
+        """Return the messages that clients of that worker have received at that QoS, each counted once per client."""
         return sum(len(self.kept[name][qos]) for name in self.readers[worker])
 
 
 @pytest.fixture
 def broker() -> Iterator[CountedBroker]:
-    """One that is stopped orderly."""
+    """A broker that must stop cleanly."""
     started = CountedBroker(WORKERS, **LIMITS).start()
     try:
         yield started
@@ -117,12 +117,12 @@ def broker() -> Iterator[CountedBroker]:
 
 
 def unsettled(row: dict[str, int]) -> int:
-    """Copies that are neither delivered nor dropped."""
+    """Return the number of copies that are neither delivered nor dropped."""
     return row["matched"] - sum(row[name] for name in (*DELIVERIES, *DROPS))
 
 
 def run_and_disturb(broker: CountedBroker, world: World, victims: list[int]) -> None:
-    """Load; durable clients go and come back; the victims are killed one after the other, while they are away too."""
+    """Run the load; durable clients leave and return; the victims are killed in turn, also while those are away."""
     crowd = world.crowd
     crowd.settle()
     crowd.begin()
@@ -162,7 +162,7 @@ def test_the_books_add_up_and_agree_with_the_clients(broker: CountedBroker, vict
                     assert delivered == received, (worker, qos, row)
                     assert row["dropped_worker_lost"] == 0
                     continue
-                # received and not delivered: the answer was not read before the kill; QoS 0 the other way round, but
+                # received but not delivered: the answer was not read before the kill; QoS 0 the other way round, except
                 # for what the kernel had just been given
                 readers = len(world.readers[worker])
                 if qos:
@@ -178,13 +178,13 @@ def test_the_books_add_up_and_agree_with_the_clients(broker: CountedBroker, vict
 
 
 def rows(broker: CountedBroker) -> list[dict[str, int]]:
-    """What the books say, for a failure."""
+    """Return the counters of each worker, for a failure message."""
     names = ("matched", *DELIVERIES, *DROPS)
     return [{name: row[name] for name in names if row[name]} for row in broker.rows()]
 
 
 def test_books_of_sessions_that_end(broker: CountedBroker) -> None:
-    """A client that never answers, and goes: what it was sent and what waited for it is dropped, and that is said."""
+    """A client never answers and closes: its messages in flight and in its queue are counted as dropped."""
     with Crowd(broker.address) as crowd:
         silent = Subscriber(crowd, "silent", "end/#", qos=1)
         publisher = Publisher(crowd, "publisher", "end/x", qos=1, count=200)

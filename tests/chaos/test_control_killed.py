@@ -1,4 +1,4 @@
-"""The control process is killed, stopped, or cannot live: nobody notices but those who ask it."""
+"""The control process is killed, stopped, or cannot live: only those who ask it notice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.waiting import wait_until
 WORKERS = 2
 SECONDS_MAX = 60.0
 GAP_SECONDS_MAX = 5.0
-"""Of a busy machine: nobody waits until something has run out."""
+"""The longest gap that a busy machine makes; a wait for a timeout is longer."""
 ADMIN = ("--admin", "127.0.0.1:0")
 
 
 def ready(broker: BrokerProcess) -> int:
-    """The status of /ready."""
+    """Return the HTTP status of /ready."""
     connection = http.client.HTTPConnection(*broker.admin, timeout=SECONDS_MAX)
     try:
         connection.request("GET", "/ready")
@@ -30,7 +30,7 @@ def ready(broker: BrokerProcess) -> int:
 
 
 def test_sigkill_of_control_disturbs_nobody(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """Under traffic of all workers to all: no connection ends, no gap, nothing missing; requests wait for its
+    """With traffic from all workers to all, no connection ends, no gap, nothing missing; requests wait for the
     successor; five times in a row.
     """
     broker = start_broker(WORKERS, *ADMIN)
@@ -64,7 +64,7 @@ def test_sigkill_of_control_disturbs_nobody(start_broker: StartBroker, crowd_of:
 
 
 def test_a_request_waits_for_the_successor(start_broker: StartBroker) -> None:
-    """The backlog is the supervisor's: who asks while nobody is there gets an answer, not a refusal."""
+    """The supervisor holds the backlog: a request that arrives without a control process is answered, not refused."""
     broker = start_broker(WORKERS, *ADMIN)
     wait_until(lambda: broker.logged("control_ready"), SECONDS_MAX, "it serves")
     os.kill(broker.control_pid(), signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_a_request_waits_for_the_successor(start_broker: StartBroker) -> None:
 
 
 def test_a_control_process_that_hangs_is_replaced(start_broker: StartBroker) -> None:
-    """Its heartbeat stands still: killed and started again, as a worker would be."""
+    """A control process whose heartbeat stands still is killed and started again, as a worker would be."""
     broker = start_broker(WORKERS, *ADMIN, worker_hang_seconds_max=4.0)
     wait_until(lambda: broker.logged("control_ready"), SECONDS_MAX, "it serves")
     os.kill(broker.control_pid(), signal.SIGSTOP)

@@ -1,9 +1,9 @@
 """The broker is killed under load, over and over, and its clients miss nothing: acknowledged means on disk.
 
 Durable publishers and subscribers on all workers, at QoS 1 and 2. In every round something dies: a worker, all of them,
-the supervisor, or the first worker that comes to a point in its own life (the library of tests/power kills it there:
-before or after a write or sync, or an answer). Whoever was connected comes back; some rest for a round. Checked: every
-acknowledged message arrives, QoS 2 exactly once, in order, and sessions and subscriptions are as they were.
+the supervisor, or the first worker that reaches a given point (the library of tests/power kills it there: before or
+after a write or sync, or an answer). Clients reconnect; some rest for a round. Checked: every acknowledged message
+arrives, QoS 2 exactly once, in order, and sessions and subscriptions are unchanged.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.power.trace import compile_shim
 
 POINTS = ("write", "written", "sync", "synced", "answer", "answered")
 DEATHS_MAX = 8
-"""Of workers under one supervisor: with ten within a minute it ends."""
+"""Deaths of workers under one supervisor: with ten within a minute it ends."""
 
 
 class Killer:
-    """Kills parts of a broker; the next line of the test finds it running, or starting, again."""
+    """Kills parts of a broker, which then runs, or starts, again."""
 
     def __init__(self, broker: BrokerProcess, crowd: Crowd, library: Path, directory: Path, rng: random.Random) -> None:
         self.broker = broker
@@ -42,12 +42,12 @@ class Killer:
         self._points = 0
 
     def _pids(self) -> list[int]:
-        """Of the workers that live."""
+        """Return the sorted pids of the living workers."""
         self.crowd.until(self.broker.worker_pids, "a worker lives")
         return sorted(self.broker.worker_pids().values())
 
     def _alive(self, deaths: int) -> bool:
-        """Whether this supervisor may see so many more die; if not, it dies itself."""
+        """Whether this supervisor may see so many more deaths; if not, it is killed itself."""
         self._deaths += deaths
         if self._deaths <= DEATHS_MAX:
             return True
@@ -55,19 +55,19 @@ class Killer:
         return False
 
     def worker(self) -> None:
-        """SIGKILL for one worker."""
+        """SIGKILL one worker."""
         if self._alive(1):
             os.kill(self.rng.choice(self._pids()), signal.SIGKILL)
 
     def all_workers(self) -> None:
-        """SIGKILL for all workers at once."""
+        """SIGKILL all workers at once."""
         pids = self._pids()
         if self._alive(len(pids)):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
 
     def supervisor(self) -> None:
-        """SIGKILL for the supervisor, which the kernel lets no worker survive; then it is started anew."""
+        """SIGKILL the supervisor, which the kernel lets no worker survive; then start the broker again."""
         self._end()
         self.broker.start()
 
@@ -77,8 +77,8 @@ class Killer:
         self._deaths = 0
 
     def at_point(self, point: str) -> None:
-        """The broker is started anew with a worker that will die at its own Nth write, sync or answer. If that is while
-        it recovers, the broker ends, and is started again.
+        """Restart the broker with a worker that will die at its own Nth write, sync or answer. If that is during
+        recovery, the broker ends, and is started again.
         """
         self._points += 1
         once = self._directory / f"killed{self._points}"
@@ -90,7 +90,7 @@ class Killer:
         self._end()
         self.broker.environment.update(environment)
         try:
-            Mqttd.start(self.broker)  # that of ours removes its files when it fails
+            Mqttd.start(self.broker)  # BrokerProcess.start removes its files on failure
         except BrokerFailed:
             assert once.exists(), "it ended, and not by our hand"
         for name in environment:
@@ -105,7 +105,7 @@ class Killer:
 def killer_of(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[BrokerProcess, Crowd, int], Killer]:
-    """``killer_of(broker, crowd, seed)``."""
+    """``killer_of(broker, crowd, seed)``: return a killer for that broker."""
     library = compile_shim(tmp_path_factory.mktemp("shim"))
     return lambda broker, crowd, seed: Killer(broker, crowd, library, tmp_path, random.Random(seed))
 
@@ -130,7 +130,7 @@ def test_nothing_acknowledged_is_lost(
     seed: int,
     durability: str,
 ) -> None:
-    """Round by round something dies; everything acknowledged arrives, QoS 2 once, sessions and order are kept."""
+    """In every round something dies; everything acknowledged arrives, QoS 2 once; sessions and order are kept."""
     config = tmp_path / "mqttd.toml"
     config.write_text(f'durability = "{durability}"\n')
     disk = ("--store", "leveldb", "--data-dir", str(tmp_path / "data"))
@@ -149,7 +149,7 @@ def test_nothing_acknowledged_is_lost(
         crowd.let_run(killer.rng.random() * 0.6)
         kill = killer.rng.choices(["worker", "all_workers", "supervisor", "at_point"], [8, 3, 3, 6])[0]
         if kill == "at_point":
-            points = POINTS if durability == "fsync" else POINTS[:2]  # without it a sync is too rare to wait for
+            points = POINTS if durability == "fsync" else POINTS[:2]  # without fsync, a sync is too rare to wait for
             kill += " " + (point := points[number % len(points)])
             killer.at_point(point)
         else:
@@ -159,6 +159,6 @@ def test_nothing_acknowledged_is_lost(
     load.check()
     assert broker.stop() == 0
     verified = mqttd("store", "verify", tmp_path / "data")
-    assert verified.status == 0, verified  # each record belongs to something that lives, too
+    assert verified.status == 0, verified  # also: each record belongs to something that exists
     record_property("messages", sum(each.sent for each in load.publishers))
     record_property("returns", sum(each.returns for each in load.members))

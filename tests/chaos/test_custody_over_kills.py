@@ -1,5 +1,5 @@
-"""SIGKILL of a worker, of all of them and of the supervisor: sessions, subscriptions, retained messages and wills are
-as the clients were told, and what they were sent meanwhile is there.
+"""SIGKILL of a worker, of all workers and of the supervisor: sessions, subscriptions, retained messages and wills are
+as acknowledged, and messages sent to the clients meanwhile are there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Dial = Callable[[int], Client]
 
 
 def kill_worker(broker: BrokerProcess) -> None:
-    """The first one, whose clients are those of these tests."""
+    """Kill the first worker, which serves the clients of these tests."""
     broker.kill_worker(0)
 
 
 def kill_workers(broker: BrokerProcess) -> None:
-    """All at once; return when all have successors that serve."""
+    """Kill all workers at once; return when all successors serve."""
     since = broker.stderr_size()
     pids = broker.worker_pids().values()
     for pid in pids:
@@ -41,14 +41,14 @@ def kill_workers(broker: BrokerProcess) -> None:
 
 
 def kill_all(broker: BrokerProcess) -> None:
-    """The supervisor, and the kernel kills the workers; started again at once."""
+    """Kill the supervisor, so that the kernel kills the workers; start the broker again at once."""
     os.kill(broker.pid, signal.SIGKILL)
     broker.kill()
     broker.start()
 
 
 def stop(broker: BrokerProcess) -> None:
-    """Nobody dies; it is restarted."""
+    """Restart the broker without a kill."""
     broker.restart()
 
 
@@ -64,7 +64,7 @@ def keeper(workers: int, tmp_path: Path, start_broker: StartBroker) -> BrokerPro
 
 @pytest.fixture
 def dial(keeper: BrokerProcess) -> Iterator[Dial]:
-    """``dial(version)``: a connection to it, closed with the test."""
+    """``dial(version)``: return a connection to the broker, closed with the test."""
     opened: list[Client] = []
 
     def connection(version: int) -> Client:
@@ -77,12 +77,12 @@ def dial(keeper: BrokerProcess) -> Iterator[Dial]:
 
 
 def names(workers: int) -> Iterator[str]:
-    """Client ids at the first worker."""
+    """Return client ids whose home is the first worker."""
     return ids_on(0, workers, "client")
 
 
 def take(client: Client) -> wire.Packet:
-    """The next PUBLISH, answered to its end."""
+    """Read the next PUBLISH, complete its handshake, and return it."""
     packet = client.await_packet("PUBLISH")
     if packet.qos == 1:
         client.ack("PUBACK", packet.packet_id)
@@ -94,8 +94,8 @@ def take(client: Client) -> wire.Packet:
 
 
 def expect_nothing_new(client: Client) -> None:
-    """Nothing comes again but what was finished less than 100 ms before the worker died: at QoS 1 the message, at QoS 2
-    the PUBREL, and at QoS 0 what is retained, once: the store learns that it was sent after it has been.
+    """Check that nothing is repeated but what was finished less than 100 ms before the worker died: at QoS 1 the
+    message, at QoS 2 the PUBREL, and at QoS 0 retained messages, once: the store records their sending afterwards.
     """
     retained: list[str] = []
     client.send(wire.PINGREQ)
@@ -128,7 +128,7 @@ def test_what_clients_were_told_is_so(
         return client
 
     def loses_its_network(client: Client) -> None:
-        """And the broker has noticed that."""
+        """Close, and wait until the broker has noticed."""
         since = keeper.stderr_size()
         client.close()
         wait_until(lambda: keeper.logged("connection_closed", since), 60.0, "the broker sees that the client has gone")
@@ -177,7 +177,7 @@ def test_what_clients_were_told_is_so(
     for client in (away, watcher, online, publisher):
         client.disconnect()
 
-    kill(keeper)  # what was told since is so, too
+    kill(keeper)  # what was acknowledged since then holds, too
 
     for who in ("away", "watcher"):
         expect_nothing_new(connected(who, True, **lasting))
@@ -196,7 +196,7 @@ def test_a_clean_start_stays_clean(keeper: BrokerProcess, dial: Dial, workers: i
 def test_connections_that_come_while_the_worker_starts_find_their_sessions(
     keeper: BrokerProcess, dial: Dial, workers: int
 ) -> None:
-    """The listening socket outlives the worker: whoever is accepted is served by what was recovered."""
+    """The listening socket outlives the worker: connections accepted meanwhile are served from the recovered state."""
     ids = [next(each) for each in [names(workers)] for _ in range(50)]
     for client_id in ids:
         client = dial(4)

@@ -1,4 +1,4 @@
-"""What expires by real time does so, over steps of the wall clock and restarts of workers and of the whole broker."""
+"""Expiry follows real time, over steps of the wall clock and restarts of workers and of the whole broker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LASTING = [
     next(name for n in itertools.count() if owner((name := f"short/z{n}").encode(), WORKERS) == worker)
     for worker in range(WORKERS)
 ]
-"""A topic of each worker, behind all others in its answer to who subscribes to short/#."""
+"""A topic of each worker, last in its answer to a subscription to short/#."""
 
 
 def steps() -> list[Any]:
-    """(seconds while it runs, seconds while it does not, whether it is killed): all of them, each way once or twice in
-    the short version.
+    """Return (seconds while it runs, seconds while it does not, whether it is killed): every step in both ways; in the
+    short version, each step in one of the two.
     """
     found = []
     for number, step in enumerate([(2 * HOUR, 0), (-2 * HOUR, 0), (0, -2 * HOUR), (50 * 365 * 24 * HOUR, 0)]):
@@ -43,8 +43,8 @@ def steps() -> list[Any]:
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6", "5:3.1.2-23")
 @pytest.mark.parametrize(("step", "away", "killed"), steps())
 def test_an_hour_is_an_hour(open_to: OpenTo, tmp_path: Path, step: int, away: int, killed: bool) -> None:
-    """`step`: the clock is set while the broker runs, `away`: while it does not. A retained message, one that waits,
-    and a session that is offline have an hour less some seconds afterwards, on all workers.
+    """`step`: the clock is set while the broker runs, `away`: while it does not. Afterwards a retained message, a
+    queued message and an offline session have an hour less some seconds left, on all workers.
     """
     clock = SteppedClock(tmp_path)
     broker = BrokerProcess(WORKERS, ["--log-format", "json"], {**clock.environment, "MQTTD_STORE": "leveldb"}).start()
@@ -62,7 +62,7 @@ def test_an_hour_is_an_hour(open_to: OpenTo, tmp_path: Path, step: int, away: in
                 clients[0].publish(topic, b"x", qos=1, retain=retain, properties={"message_expiry_interval": HOUR})
         clock.step(step)
         if step:
-            # the supervisor looks every second
+            # the supervisor checks every second
             wait_until(lambda: "clock_stepped" in broker.logs, 60.0, "the supervisor has noticed")
         if killed:
             broker.kill()
@@ -83,7 +83,7 @@ def test_an_hour_is_an_hour(open_to: OpenTo, tmp_path: Path, step: int, away: in
 
 
 def waiting(client: Client, messages: int) -> list[int]:
-    """Seconds that the next so many messages have left."""
+    """Return the seconds that each of the next messages has left."""
     left: list[int] = []
     while len(left) < messages:
         packet = client.expect("PUBLISH")
@@ -94,7 +94,7 @@ def waiting(client: Client, messages: int) -> list[int]:
 
 
 def test_an_hour_is_an_hour_in_a_copy_and_with_other_workers(open_to: OpenTo, tmp_path: Path) -> None:
-    """The clock was set, then a snapshot was taken and restored, then that is served by another number of workers."""
+    """Expiry holds after the clock is set and a snapshot is taken, restored and served by another number of workers."""
     clock = SteppedClock(tmp_path)
     environment = {**clock.environment, "MQTTD_STORE": "leveldb"}
     brokers = [BrokerProcess(2, environment={**environment, "MQTTD_DATA_DIR": str(tmp_path / "first")})]
@@ -133,8 +133,8 @@ def test_an_hour_is_an_hour_in_a_copy_and_with_other_workers(open_to: OpenTo, tm
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.1.3-9")
 @pytest.mark.parametrize("step", [2 * HOUR, -2 * HOUR])
 def test_seconds_pass_for_all_workers_alike(open_to: OpenTo, tmp_path: Path, step: int) -> None:
-    """The clock is set, one worker is new: a message that expires after two seconds is gone on every worker then and
-    not before, and a will that waits a second comes.
+    """After the clock is set and one worker replaced, a message that expires after two seconds is gone on every worker
+    then and not before, and a will that waits a second is published.
     """
     clock = SteppedClock(tmp_path)
     broker = BrokerProcess(WORKERS, ["--log-format", "json"], {**clock.environment, "MQTTD_STORE": "memory"}).start()
@@ -169,7 +169,7 @@ def test_seconds_pass_for_all_workers_alike(open_to: OpenTo, tmp_path: Path, ste
 
 
 def retained(client: Client) -> dict[str, int]:
-    """Topics of retained messages, with the seconds that they have left; 0: they do not expire."""
+    """Return the topics of retained messages, with the seconds that they have left; 0: they do not expire."""
     found: dict[str, int] = {}
     client.subscribe("short/#")
     while not found.keys() >= set(LASTING):

@@ -15,7 +15,7 @@ CONNECTION_BYTES = 1024
 
 
 class Sink(Subscriber):
-    """Counts bytes once it has subscribed; throws them away."""
+    """Counts and discards bytes once it has subscribed."""
 
     scratch = bytearray(1 << 20)
 
@@ -37,7 +37,7 @@ class Sink(Subscriber):
 def test_a_megabyte_to_everybody_costs_two_bodies_per_worker(
     start_broker: StartBroker, crowd_of: OpenCrowd, subscribers: int, record_property: Record
 ) -> None:
-    """While everybody reads: growth <= 2 bodies per worker + 1 KB per connection."""
+    """While all clients read: growth <= 2 bodies per worker + 1 KB per connection."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     sinks = connect_sinks(crowd, subscribers)
@@ -66,7 +66,7 @@ def test_a_megabyte_to_everybody_costs_two_bodies_per_worker(
 
 
 def connect_sinks(crowd: Crowd, count: int) -> list[Sink]:
-    """So many, connected in groups that no backlog is too short for."""
+    """Connect so many sinks, in groups that fit into any backlog."""
     sinks: list[Sink] = []
     for first in range(0, count, 100):
         sinks += [Sink(crowd, f"sink{number}", "large") for number in range(first, first + 100)]

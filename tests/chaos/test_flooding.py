@@ -1,4 +1,4 @@
-"""Floods: two workers that flood each other, and one publisher that takes all it can get beside a modest pair."""
+"""Floods: two workers that flood each other, and a publisher at full speed beside a modest pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIR_SECONDS_P50 = 0.002
 def test_two_workers_that_flood_each_other_do_not_lock(
     start_broker: StartBroker, crowd_of: OpenCrowd, each: int, payload_bytes: int, record_property: Record
 ) -> None:
-    """QoS 1 in both directions at once through small outboxes: all is acknowledged, delivered, once, in order."""
+    """QoS 1 in both directions at once through small outboxes: all is acknowledged and delivered, once, in order."""
     if payload_bytes > 1000:
         each //= 10
     queue = {"queue_messages_max": 10_000_000, "queue_bytes_max": 1 << 32}

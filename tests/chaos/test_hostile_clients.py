@@ -1,6 +1,6 @@
-"""What hostile clients cost: their own bound in memory, and other clients next to nothing.
+"""Hostile clients cost their own bound in memory, and other clients next to nothing.
 
-A pair of well-behaved clients on two workers exchanges messages all the time. In the short version it must lose nothing
+A pair of well-behaved clients on two workers exchanges messages throughout. In the short version it must lose nothing
 and memory must keep its bound; the long one (``soak``) also compares the delays with those of the same run before the
 attack: p50 at most doubled, p99 under the larger of twice and 20 ms.
 """
@@ -29,11 +29,9 @@ KB = 1 << 10
 OUTBOX_BYTES = MB
 P99_SECONDS = 0.020
 
-RESULTS_BYTES = (
-    8 * MB
-)  # a worker remembers what matched for the last topics, in blocks of so much (pyx.matching.match_cache)
+RESULTS_BYTES = 8 * MB  # the match cache of a worker grows in blocks of this size (pyx.matching.match_cache)
 
-#: what an operator may set, and what is so where nobody set anything
+#: the limits that an operator may set, and the defaults
 LIMITS: dict[str, dict[str, int]] = {
     "tight": {
         "outbox_bytes_max": OUTBOX_BYTES, "queue_bytes_max": 2 * MB, "queue_messages_max": 1000,
@@ -42,14 +40,14 @@ LIMITS: dict[str, dict[str, int]] = {
     "defaults": {},
 }  # fmt: skip
 
-#: attack -> what it may cost in all, from the limits above and the numbers of its clients in tests.chaos.hostile
+#: attack -> its greatest cost in all, from the limits above and the numbers of its clients in tests.chaos.hostile
 BOUNDS = {
-    # each its outbox, where answers stop the reading at twice that, and its queue: the messages of a few seconds, which
-    # fill no queue of whatever length
+    # per client its outbox, where answers stop the reading at twice that, and its queue: the messages of a few seconds,
+    # which fill no queue
     "never_reads": 20 * (2 * OUTBOX_BYTES + 2 * MB + 100 * KB),
     "drips": 300 * 16 * KB,
-    "announces": 200 * 16 * KB,  # what came, and not what was announced
-    "subscribes": 100_000 * 800,  # each is held by its worker, by the sibling, and in the table of what siblings know
+    "announces": 200 * 16 * KB,  # what arrived, not what was announced
+    "subscribes": 100_000 * 800,  # held by its worker, by the sibling, and in the table of what siblings know
     "connects": 4 * MB,
     "stays_silent": 2000 * 4 * KB,
     "never_releases": 20 * (65_536 * 4 * 4 + 100 * KB),
@@ -60,14 +58,14 @@ BOUNDS = {
 SLACK_BYTES = 4 * MB  # of both workers' allocators
 
 
-#: what an operator sets against that attack. Each of its connections brings 254 filters of up to 127 levels and is gone
-#: at once, so that it is the number of connections that costs
+#: the limits that an operator sets against that attack. Each of its connections brings 254 filters of up to 127 levels
+#: and closes at once, so that the number of connections is what costs
 DEFENCES = {"deep": {"connections_per_address_per_second_max": 20}}
 
 
 @pytest.fixture(scope="module")
 def besieged(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    """One broker for all attacks with the same store and limits: what one leaves behind shows in the next."""
+    """One broker for all attacks with the same store and limits: leftovers of one attack show in the next."""
     store, kind, attack = request.param
     limits = {**LIMITS[kind], **DEFENCES.get(attack, {})}
     environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
@@ -83,7 +81,7 @@ def besieged(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
 
 
 class Pair:
-    """A subscriber and a publisher on two workers; the memory of the broker is looked at meanwhile."""
+    """A subscriber and a publisher on two workers; the memory of the broker is sampled meanwhile."""
 
     def __init__(self, crowd: Crowd, broker: BrokerProcess, topic: str) -> None:
         self.crowd = crowd
@@ -104,8 +102,8 @@ class Pair:
             self.peak = max(self.peak, self.broker.pss_bytes())
 
     def usual_delays(self, seconds: float) -> tuple[float, float]:
-        """p50 and p99 of the messages of the next so many seconds, or of more where a busy machine lets few through:
-        what the machine takes from the pair is no attack's doing.
+        """Return p50 and p99 of the messages of the next so many seconds, or of more if a busy machine lets few
+        through: what the machine takes from the pair is not due to an attack.
         """
         delays: list[float] = []
         self.subscriber.delays = delays
@@ -117,8 +115,8 @@ class Pair:
         return statistics.median(found), found[len(found) * 99 // 100]
 
     def delays(self, seconds: float) -> tuple[float, float]:
-        """p50 and p99 of the messages of the next so many seconds, or of more where a busy machine lets few through: a
-        fifth of the usual number has to come.
+        """Return p50 and p99 of the messages of the next so many seconds, or of more if a busy machine lets few
+        through: a fifth of the usual number has to arrive.
         """
         delays: list[float] = []
         self.subscriber.delays = delays
@@ -129,7 +127,7 @@ class Pair:
         return statistics.median(found), found[len(found) * 99 // 100]
 
     def check(self) -> None:
-        """Nothing was lost, repeated or out of order."""
+        """Check that nothing was lost, repeated or out of order."""
         self.crowd.finish()
         self.crowd.until(lambda: not missing(self.subscriber, self.publisher), "nothing is lost")
         assert repeated(self.subscriber, self.publisher) == 0
@@ -137,8 +135,8 @@ class Pair:
 
 
 def sieges() -> list[Any]:
-    """(store, limits and attack of the broker; attack; seconds): each attack on one store and one kind of limits, by
-    turns, in `make test`, on the other ones in `make test-all`, on all of them for longer in `make soak`.
+    """Return (store, limits and attack of the broker; attack; seconds): each attack on one store and one kind of
+    limits, in turn, in `make test`, on the others in `make test-all`, on all of them for longer in `make soak`.
     """
     found = []
     short = dict(zip(STORES, ("tight", "defaults"), strict=False))
@@ -157,7 +155,7 @@ def sieges() -> list[Any]:
 def test_an_attack_costs_its_bound_and_others_nothing(
     besieged: BrokerProcess, attack: str, seconds: float, request: pytest.FixtureRequest, record_property: Record
 ) -> None:
-    """Memory, delays and messages of a well-behaved pair before and during the attack; no worker is lost by it."""
+    """An attack keeps the bounds of memory, and of delays and messages of a well-behaved pair; no worker is lost."""
     workers = besieged.worker_pids()
     with Crowd(besieged.address) as crowd:
         pair = Pair(crowd, besieged, f"{attack}{seconds:.0f}")

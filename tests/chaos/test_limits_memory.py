@@ -1,5 +1,5 @@
-"""What clients make a worker hold, up to its bounds, is given back when they are gone: queues, retained messages,
-outboxes, packets that never become whole, subscriptions. And what is bounded by a number is so in bytes.
+"""Memory that clients fill up to the bounds is given back when they have left: queues, retained messages, outboxes,
+incomplete packets, subscriptions. Limits by number also bound the bytes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LIMITS = {
     "user_property_bytes_max": 4096,
 }
 ROUNDS = 2
-ROOM_BYTES = 6 * MIB  # what an allocator may keep, and an interpreter grow, between two rounds
+ROOM_BYTES = 6 * MIB  # between two rounds an allocator may keep, and an interpreter grow by, so much
 RELEASE_SECONDS_MAX = 40.0
 
 _numbers = itertools.count()
 
 
 class Burden:
-    """Clients that fill everything they may."""
+    """Clients that fill everything up to the limits."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
@@ -49,7 +49,7 @@ class Burden:
         return self.clients[-1]
 
     def fill(self) -> None:
-        """Of each kind about 20 MB, where its bound allows it."""
+        """Fill about 20 MB of each kind, where its bound allows it."""
         body = b"x" * 20_000
         for number in range(20):
             offline = self.client(f"offline{number}", clean=False)
@@ -75,7 +75,7 @@ class Burden:
             many.subscribe(*(f"{self.name}/filter/{first + number}" for number in range(1000)))
 
     def lift(self) -> None:
-        """Everything is given up."""
+        """Give everything up."""
         for number in range(1100):
             self.publisher.publish(f"{self.name}/kept/{number}", retain=True)
         self.publisher.expect_silence()
@@ -112,14 +112,14 @@ LONG = "x" * 4000
 
 
 def overlapping(levels: int, end: str) -> list[str]:
-    """Topic Filters that all match a topic of so many levels `a`, and `end`."""
+    """Return Topic Filters that all match a topic of so many levels `a`, and `end`."""
     return ["/".join([*each, end]) for each in itertools.product("a+", repeat=levels)]
 
 
 @contextmanager
 def unanswering(broker: BrokerProcess) -> Iterator[tuple[Client, Client]]:
-    """(subscriber, publisher): the subscriber takes one message at QoS 1 and answers none, and 1,100 are retained that
-    each of `overlapping(LEVELS, "#")` matches: one such subscription and the queue is full of them.
+    """(subscriber, publisher): the subscriber takes one message at QoS 1 and acknowledges none, and 1,100 are retained
+    that each of `overlapping(LEVELS, "#")` matches: one such subscription fills the queue.
     """
     with closing(Client(broker.address, 5)) as subscriber, closing(Client(broker.address, 4)) as publisher:
         publisher.connect("publisher")
@@ -134,8 +134,8 @@ def unanswering(broker: BrokerProcess) -> Iterator[tuple[Client, Client]]:
 def test_look_ups_of_subscriptions_that_have_ended_hold_nothing(
     store: str, start_broker: StartBroker, record_property: Record
 ) -> None:
-    """SUBSCRIBE and UNSUBSCRIBE of long filters, again and again, while earlier look-ups wait for room: what waits is
-    that of the subscriptions there are, and 48 MB of filters leave nothing behind.
+    """SUBSCRIBE and UNSUBSCRIBE of long filters, again and again, while earlier look-ups wait for room: only those of
+    existing subscriptions wait, and 48 MB of filters leave nothing behind.
     """
     broker = start_broker(1, "--store", store, **LIMITS)
     levels = 12
@@ -157,8 +157,8 @@ def test_look_ups_of_subscriptions_that_have_ended_hold_nothing(
 def test_topics_that_are_remembered_take_no_more_when_they_are_long(
     store: str, start_broker: StartBroker, record_property: Record
 ) -> None:
-    """While retained messages are under way to a session, it is remembered what is sent live. 10,000 topics of 4,096
-    bytes cost next to nothing more than when nothing is under way.
+    """While retained messages are on their way to a session, the topics of live messages are remembered. 10,000 topics
+    of 4,096 bytes cost next to nothing more than when none are on their way.
     """
     broker = start_broker(1, "--store", store, **LIMITS | {"retained_messages_max": RETAINED})  # no more are kept
     numbers = itertools.count()

@@ -1,7 +1,7 @@
-"""Memory does not grow with what has passed: after ten times as many connections, or messages, it is the same.
+"""Memory does not grow with past work: after ten times as many connections, or messages, it is the same.
 
-The long versions (``soak``) go on to a million connections and ten million messages; the short ones show in seconds
-what leaks with every one of them.
+The long versions (``soak``) run to a million connections and ten million messages; the short ones show in seconds any
+leak per connection or message.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DEADLINE_SECONDS = 30.0
 
 
 def bound(baseline: int) -> int:
-    """What the same may take after ten times as much."""
+    """Return the memory allowed after ten times as many."""
     return int(baseline * GROWTH_RATIO_MAX) + GROWTH_BYTES_MAX
 
 
 def lowest(broker: BrokerProcess, seconds: float) -> int:
-    """The least PSS seen in this time: sessions expire within it, and freed memory is given back every 10 s."""
+    """Return the least PSS during this time: sessions expire within it, and freed memory is given back every 10 s."""
     least = broker.pss_bytes()
     end = time.monotonic() + seconds
 
@@ -46,7 +46,7 @@ def lowest(broker: BrokerProcess, seconds: float) -> int:
 
 
 def check_growth(broker: BrokerProcess, step: Callable[[int], object], plan: tuple[int, int], record: Record) -> None:
-    """Do the first part, then all: the memory then is bounded by the memory before."""
+    """Run the first part, then all: memory after all is bounded by memory after the first part."""
     few, many = plan
     settle_seconds = 12.0 if many >= 1_000_000 else 2.0
     began = time.monotonic()
@@ -67,8 +67,10 @@ def check_growth(broker: BrokerProcess, step: Callable[[int], object], plan: tup
 def test_connections_that_come_and_go(
     start_broker: StartBroker, plan: tuple[int, int], record_property: Record
 ) -> None:
-    """Connect, subscribe, publish, disconnect: clean and expiring sessions, wills, ids that come again and new ones."""
-    # Sessions of ids that come again within their second never take what waits for them: their queues are full, and
+    """Memory stays the same over CONNECT, SUBSCRIBE, PUBLISH, DISCONNECT: clean and expiring sessions, wills, reused
+    ids.
+    """
+    # Sessions whose ids are reused within their second never take their queued messages: their queues are full, and
     # have to be so from the beginning
     broker = start_broker(WORKERS, log_lines_per_second_max=1, queue_messages_max=200)
     done = 0
@@ -84,7 +86,7 @@ def test_connections_that_come_and_go(
 
 
 class Stream:
-    """A connection whose packets are written and counted by the thousand. `version` 4: packets have one size."""
+    """A connection whose packets are written and counted by the thousand; with version 4, packets have one size."""
 
     def __init__(self, address: tuple[str, int], client_id: str, *, clean: bool = True) -> None:
         client = wire.Client(address, 4)
@@ -94,8 +96,8 @@ class Stream:
         self.socket.settimeout(DEADLINE_SECONDS)
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
-        kept = self.client.received[:size]  # what came behind the last packet that the client read
+        """Return exactly so many bytes."""
+        kept = self.client.received[:size]  # bytes behind the last packet that the client read
         del self.client.received[:size]
         got = kept + bytearray(size - len(kept))
         view = memoryview(got)[len(kept) :]
@@ -106,12 +108,12 @@ class Stream:
         return bytes(got)
 
     def leave(self) -> None:
-        """Gone without DISCONNECT."""
+        """Close without DISCONNECT."""
         self.socket.close()
 
 
 def acks(first_byte: int, packets: bytes, size: int, id_at: int) -> bytes:
-    """The answers to packets of one size that stand one behind the other."""
+    """Return the answers to consecutive packets of one size."""
     count = len(packets) // size
     out = bytearray(4 * count)
     out[0::4] = bytes([first_byte]) * count
@@ -122,7 +124,7 @@ def acks(first_byte: int, packets: bytes, size: int, id_at: int) -> bytes:
 
 
 class Traffic:
-    """Rounds of messages of every kind; each round is over when everybody has everything."""
+    """Rounds of messages of every kind; each round is over when every client has everything."""
 
     ROUND = 10_000
     WINDOW = 100  # inflight_max
@@ -144,7 +146,7 @@ class Traffic:
         return stream
 
     def run(self, count: int) -> None:
-        """So many messages."""
+        """Publish so many messages."""
         for _ in range(count // self.ROUND):
             self.at_most_once(6_000, 64)
             self.at_most_once(100, 4_000)
@@ -203,7 +205,7 @@ class Traffic:
             self.publisher.read(4 * self.WINDOW)
 
     def while_away(self, count: int) -> None:
-        """Queued for a session whose client is away, which then comes and takes it."""
+        """Queue messages for a session whose client is away; then the client connects and takes them."""
         topic = "later/x"
         self.at_least_once(topic, count, None)
         later = Stream(self.address, "later", clean=False)
@@ -217,7 +219,7 @@ class Traffic:
 
 @contextmanager
 def traffic_of(broker: BrokerProcess) -> Iterator[Traffic]:
-    """Its clients are gone at the end."""
+    """Traffic whose clients are closed at the end."""
     with ExitStack() as stack:
         yield Traffic(broker, stack)
 
@@ -226,7 +228,7 @@ def traffic_of(broker: BrokerProcess) -> Iterator[Traffic]:
     "plan", [(50_000, 200_000), pytest.param((1_000_000, 10_000_000), marks=pytest.mark.soak)], ids=["200k", "10M"]
 )
 def test_messages_that_pass(start_broker: StartBroker, plan: tuple[int, int], record_property: Record) -> None:
-    """QoS 0, 1 and 2, small and large, to wildcards, retained and cleared, queued for a session that is away."""
+    """Memory stays the same over QoS 0, 1 and 2, small and large, to wildcards, retained, cleared and queued ones."""
     broker = start_broker(WORKERS)
     with traffic_of(broker) as traffic:
         check_growth(broker, traffic.run, plan, record_property)

@@ -1,9 +1,9 @@
-"""The number of workers changes under clients that come back, and whoever makes the new stores is killed on the way.
+"""The number of workers changes under clients that reconnect, and the process that makes the new stores is killed.
 
 Durable publishers and subscribers at QoS 1 and 2, as in test_crash. The broker is killed under load, started with
 another number of workers, and dies while it makes their stores: at a point in the life of the process that makes them
-(the library of tests/power), or all at once, by the clock. Once nobody kills it any more it starts, and everything
-acknowledged has arrived, QoS 2 once, in order. So it is in the archive, which goes along.
+(the library of tests/power), or all at once, after a time. Once it is no longer killed it starts, and everything
+acknowledged has arrived, QoS 2 once, in order. The same holds for the archive, which is repartitioned too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ POINTS = ("write", "written", "sync", "synced")
 
 
 def die_at_point(broker: BrokerProcess, library: Path, once: Path, data: Path, point: str, at: int) -> bool:
-    """Start the broker; the first of its processes that comes to the point dies there. False: it was none that made
-    stores.
-    """
+    """Start the broker; its first process that reaches the point dies there. False: that process made no stores."""
     environment = {"LD_PRELOAD": str(library), "POWER_ROOT": str(data), "POWER_KILL": f"{point} {at} {once}"}
     broker.environment.update(environment)
     try:
@@ -49,7 +47,7 @@ def die_at_point(broker: BrokerProcess, library: Path, once: Path, data: Path, p
 
 
 def die_by_the_clock(broker: BrokerProcess, seconds: float) -> bool:
-    """Start the broker, and kill its supervisor so much later. False: it had got to work by then."""
+    """Start the broker, and kill its supervisor so many seconds later. False: it was ready before."""
     timer = Timer(seconds, lambda: os.kill(broker.pid, signal.SIGKILL))
     timer.start()
     try:
@@ -111,7 +109,7 @@ def test_the_number_of_workers_changes_and_nothing_is_lost(
     load.check()
     assert died
     assert broker.stop() == 0
-    # the archive has all of it: what was published at QoS 2 once, at QoS 1 as often as it was sent
+    # the archive has everything: messages of QoS 2 once, of QoS 1 as often as they were sent
     stamps = Counter(STAMP.unpack_from(row.payload) for row in archived(data))
     for publisher in load.publishers:
         assert {number for name, number in stamps if name == publisher.number} == set(range(publisher.sent))

@@ -1,7 +1,7 @@
-"""Workers die one after the other while clients publish and others replay: nothing that was acknowledged is skipped,
-the order of each publisher is kept, and what comes again are the last moments before a connection ended.
+"""Workers die one after the other while clients publish and others replay: no acknowledged message is skipped, the
+order of each publisher is kept, and only the last moments before a connection ended are repeated.
 
-Readers come back with the position of the last message they got, or have a session that lasts.
+Readers reconnect with the position of the last message they got, or have a lasting session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 6
 DEADLINE_SECONDS = 60.0
 NEVER = 0xFFFFFFFF
 BROKEN = (Closed, OSError, TimeoutError, AssertionError)
-"""What a client sees of a worker that dies; an AssertionError is a packet that was cut off, or CONNACK 0x88."""
+"""Exceptions of a client whose worker dies; an AssertionError is a packet that was cut off, or CONNACK 0x88."""
 
 
 class Publisher(threading.Thread):
@@ -39,7 +39,7 @@ class Publisher(threading.Thread):
         self.name = name
         self.stopped = stopped
         self.acknowledged = -1
-        """All numbers up to this one are."""
+        """All numbers up to this one are acknowledged."""
         self.sent_again: set[int] = set()
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class Publisher(threading.Thread):
 
 
 class Reader(threading.Thread):
-    """Reads everything, from the earliest message on. `lasting`: the broker knows where it is."""
+    """Reads everything, from the earliest message on. `lasting`: the broker keeps its position."""
 
     def __init__(self, broker: BrokerProcess, name: str, lasting: bool) -> None:
         super().__init__()

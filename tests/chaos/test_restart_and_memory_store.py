@@ -1,4 +1,4 @@
-"""What the memory store loses with a killed worker: its sessions, wills and retained messages, not the others'."""
+"""With the memory store a killed worker loses its own sessions, wills and retained messages, not the others'."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ VICTIM = 2
 
 
 def kill_and_wait(broker: BrokerProcess, crowd: Crowd) -> None:
-    """SIGKILL for the victim; its successor is ready."""
+    """SIGKILL the victim; return when its successor is ready."""
     ready = len(broker.logged("worker_ready"))
     os.kill(broker.worker_pids()[VICTIM], signal.SIGKILL)
     crowd.until(lambda: len(broker.logged("worker_ready")) > ready, "its successor is ready", 60.0)
 
 
 def test_retained_messages_of_the_others_survive(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """A topic's owner loses it with its life; the others' are found from every worker, and the lost can be set anew."""
+    """A dead owner's retained messages are lost and can be set again; others are found from every worker."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     by_owner: dict[int, list[str]] = {worker: [] for worker in range(WORKERS)}
@@ -44,7 +44,7 @@ def test_retained_messages_of_the_others_survive(start_broker: StartBroker, crow
 
 
 def publish_retained(crowd: Crowd, topics: list[str]) -> None:
-    """One retained message for each, from all workers."""
+    """Publish one retained message for each topic, from all workers."""
     publishers = []
     for number, topic in enumerate(topics):
         client_id = next(ids_on(number % WORKERS, WORKERS, f"keeper{len(crowd.members)}x"))
@@ -54,12 +54,12 @@ def publish_retained(crowd: Crowd, topics: list[str]) -> None:
 
 
 def found_from_everywhere(crowd: Crowd, expected: int) -> list[int]:
-    """How many retained messages a new subscriber gets, on each worker."""
+    """Return how many retained messages a new subscriber gets, on each worker."""
     number = len(crowd.members)
     names = [next(ids_on(worker, WORKERS, f"seek{number}x")) for worker in range(WORKERS)]
     seekers = [Subscriber(crowd, name, "kept/#") for name in names]
     crowd.until(lambda: all(each.subscribed and each.count >= expected for each in seekers), f"{expected} messages")
-    # Live messages take the same ways as the owners' answers, behind them.
+    # Live messages take the same paths as the owners' answers, and follow them.
     markers = [
         Publisher(crowd, next(ids_on(worker, WORKERS, f"mark{number}x")), "kept/marker", qos=1, count=1)
         for worker in range(WORKERS)
@@ -76,7 +76,7 @@ def test_wills_of_the_others_survive(start_broker: StartBroker, crowd_of: OpenCr
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     watchers = [Subscriber(crowd, next(ids_on(worker, WORKERS, "watch")), "will/#", qos=1) for worker in (0, 1, 3)]
-    # The payload is read as (publisher, sequence number): the number of the worker it comes from.
+    # The payload is read as (publisher, sequence number): here, the number of the worker that publishes the will.
     mortals = [
         Subscriber(
             crowd, next(ids_on(worker, WORKERS, "mortal")), "none", qos=1,
@@ -101,7 +101,7 @@ def test_wills_of_the_others_survive(start_broker: StartBroker, crowd_of: OpenCr
 
 
 def test_sessions_of_the_others_survive(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """Offline sessions on the others keep what was queued; the killed worker's are gone and begin anew."""
+    """Offline sessions on the others keep their queues; those of the killed worker are gone and start from nothing."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     names = [next(ids_on(worker, WORKERS, "durable")) for worker in range(WORKERS)]

@@ -1,4 +1,4 @@
-"""Many sessions that were away come back to one large message: each worker reads it once, and has it once."""
+"""Many sessions that were away return to one large message: each worker reads it once, and holds it once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.waiting import wait_until
 
 WORKERS = 4
 BODY_BYTES = 1_000_000
-FIRST_TRIM_HEARTBEATS, TRIM_HEARTBEATS = 12, 105  # of a tenth of a second: then a worker gives free memory back
+FIRST_TRIM_HEARTBEATS, TRIM_HEARTBEATS = 12, 105  # in tenths of a second: then a worker gives free memory back
 GROUP = 100  # connected at a time, so that no backlog is too short
-RECEIVE_BYTES = 16_384  # of a client's kernel: what it does not read stays with the broker
+RECEIVE_BYTES = 16_384  # of a client's kernel: unread bytes stay with the broker
 CONNACK = b"\x20\x02\x01\x00"  # MQTT 3.1.1, with Session Present
 
 
 class Sleeper(Subscriber):
-    """Subscribes and goes; back again, it counts the bytes of one message and acknowledges it."""
+    """Subscribes and leaves; after its return it counts the bytes of one message and acknowledges it."""
 
     scratch = bytearray(1 << 20)
 
     def __init__(self, crowd: Crowd, client_id: str) -> None:
-        self.head: bytearray | None = None  # of what comes, when it is back
+        self.head: bytearray | None = None  # the first bytes received after its return
         super().__init__(crowd, client_id, "large", qos=1, clean=False, receive_buffer=RECEIVE_BYTES)
 
     def go(self) -> None:
-        """Leave the session behind."""
+        """Disconnect, and leave the session behind."""
         self.send(b"\xe0\x00")
         self.close()
 
@@ -52,7 +52,7 @@ class Sleeper(Subscriber):
         self.bytes_in += received
 
     def acknowledge(self) -> None:
-        """What has come: CONNACK and PUBLISH of QoS 1."""
+        """Acknowledge the PUBLISH of QoS 1 that followed the CONNACK."""
         assert self.head is not None
         assert self.head[:4] == CONNACK
         assert self.head[4] == 0x32
@@ -71,7 +71,7 @@ def broker() -> Iterator[CountedBroker]:
 
 
 def pss_after(broker: CountedBroker, heartbeats: int) -> int:
-    """Memory of the broker after so many."""
+    """Return the memory of the broker after so many heartbeats."""
     until = [row["heartbeat"] + heartbeats for row in broker.rows()]
     wait_until(
         lambda: all(row["heartbeat"] > least for row, least in zip(broker.rows(), until, strict=True)),
@@ -86,7 +86,7 @@ def until_counted(broker: CountedBroker, counter: str, least: int) -> None:
 
 
 def store(crowd: Crowd, publisher: Publisher) -> None:
-    """It publishes what it has, and goes when that is answered."""
+    """Publish everything that the publisher has, and close it when that is acknowledged."""
     crowd.until(lambda: publisher.accepted_by_broker, "the publisher is connected")
     publisher.begin()
     crowd.until(lambda: publisher.done, "it is stored")
@@ -103,8 +103,9 @@ def have(sleepers: list[Sleeper], size: int) -> bool:
 def test_a_megabyte_that_waited_for_everybody_is_read_once_per_worker(
     broker: CountedBroker, crowd_of: OpenCrowd, sessions: int, smaller: int, record_property: Record
 ) -> None:
-    """After a restart nothing is in memory. All are back before anybody reads. Growth is less than two bodies per
-    worker; of 10,000 what the connections cost is left out, by the difference to a message of half the size.
+    """After a restart nothing is in memory. All clients are back before any of them reads. Growth is less than two
+    bodies per worker; with 10,000 sessions the cost of the connections is left out, by the difference to a message of
+    half the size.
     """
     crowd = crowd_of(broker)
     sleepers: list[Sleeper] = []

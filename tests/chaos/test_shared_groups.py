@@ -1,8 +1,8 @@
-"""Share groups under load, with members that come and go and a worker that is killed: one member for each message.
+"""Share groups under load, with members that join and leave and a worker that is killed: one member for each message.
 
-Twenty publishers at QoS 1 and 2 on four workers; twelve members, three on each. Members unsubscribe and come back,
-disconnect, lose their connection, all the time; some have sessions that last. What the clients saw is held against what
-was acknowledged, and what a killed worker had in its memory against what its books say was lost.
+Twenty publishers at QoS 1 and 2 on four workers; twelve members, three on each. Members unsubscribe and return,
+disconnect, lose their connection, all the time; some have lasting sessions. The messages that arrived are compared with
+those acknowledged, and the memory of a killed worker with the losses in its counters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STRATEGIES = ("round_robin", "least_inflight", "hash_topic", "hash_client", "sti
 
 
 class Member(Subscriber):
-    """A member of the group; `again` is its next connection, which has the same session if that lasts."""
+    """A member of the group; its next connection has the same session if that lasts."""
 
     def __init__(self, crowd: Crowd, client_id: str, share: str, lasting: bool, former: Member | None = None) -> None:
         self.lasting = lasting
@@ -50,23 +50,23 @@ class Member(Subscriber):
         self.join()
 
     def join(self) -> None:
-        """Subscribe (again)."""
+        """Subscribe, also again after `leave`."""
         self.joined = True
         self.send(wire.subscribe(self.version, 1, (self.share, self.qos)))
 
     def leave(self) -> None:
-        """Unsubscribe; what is in flight is still acknowledged."""
+        """Unsubscribe; messages in flight are still acknowledged."""
         self.joined = False
         self.send(wire.unsubscribe(self.version, 2, self.share))
 
     def disconnect(self) -> None:
-        """DISCONNECT, and the end of the connection."""
+        """Send DISCONNECT, and close."""
         self.send(wire.disconnect(self.version))
         self.close()
 
 
 class Group:
-    """The members, and who they were before."""
+    """The members, and their former connections."""
 
     def __init__(self, crowd: Crowd, share: str) -> None:
         self.crowd = crowd
@@ -79,20 +79,20 @@ class Group:
         self.everybody += self.now
 
     def renew(self, at: int) -> None:
-        """The member connects anew."""
+        """Reconnect the member."""
         former = self.now[at]
         former.close()
         self.now[at] = Member(self.crowd, former.client_id, former.share, former.lasting, former)
         self.everybody.append(self.now[at])
 
     def stir(self) -> None:
-        """One of them does something; the last three stay where they are."""
+        """Change the state of a random member; the last three stay as they are."""
         at = self.random.randrange(MEMBERS - 3)
         member = self.now[at]
         if member.closed:
             self.renew(at)
         elif not member.subscribed:
-            return  # it is on its way in
+            return  # its subscription is on the way
         elif not member.joined:
             member.join()
         else:
@@ -105,7 +105,7 @@ class Group:
                 member.close()
 
     def calm(self) -> None:
-        """Everybody is there and subscribed."""
+        """Bring all members back, and wait until they are subscribed."""
         for at, member in enumerate(self.now):
             if member.closed:
                 self.renew(at)
@@ -114,7 +114,7 @@ class Group:
         self.crowd.until(lambda: all(member.subscribed for member in self.now), "all are members")
 
     def received(self) -> Counter[tuple[int, int]]:
-        """How often each message of each publisher came, to whomever."""
+        """Return how often each message of each publisher arrived, at any member."""
         counted: Counter[tuple[int, int]] = Counter()
         for member in self.everybody:
             for publisher, sequences in member.received.items():
@@ -123,7 +123,7 @@ class Group:
 
 
 def stir_for(group: Group, crowd: Crowd, seconds: float) -> None:
-    """The group is stirred a hundred times a second."""
+    """Stir the group a hundred times a second."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         group.stir()
@@ -131,7 +131,7 @@ def stir_for(group: Group, crowd: Crowd, seconds: float) -> None:
 
 
 def counters(broker: BrokerProcess) -> dict[str, int]:
-    """The sums over all workers, from /metrics."""
+    """Return the sums over all workers, from /metrics."""
     connection = http.client.HTTPConnection(*broker.admin, timeout=60.0)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -149,8 +149,8 @@ def counters(broker: BrokerProcess) -> dict[str, int]:
 def test_members_come_and_go_and_a_worker_is_killed(
     start_broker: StartBroker, crowd_of: OpenCrowd, tmp_path: Path, strategy: str, record_property: Record
 ) -> None:
-    """Nothing acknowledged at QoS 1 is lost while no worker dies, and then only what its memory held; QoS 2 comes once
-    at most, and what is lost of it was in flight to a session that ended.
+    """Nothing acknowledged at QoS 1 is lost while no worker dies, and then only what its memory held; QoS 2 arrives at
+    most once, and its losses were in flight to a session that ended.
     """
     file = tmp_path / "mqttd.toml"
     file.write_text(f'[[shared]]\ngroup = "*"\nstrategy = "{strategy}"\n')
@@ -184,7 +184,7 @@ def test_members_come_and_go_and_a_worker_is_killed(
 
 
 def make_publishers(crowd: Crowd) -> list[Publisher]:
-    """Five on each worker, QoS 1 and 2 in turn."""
+    """Return five publishers on each worker, QoS 1 and 2 in turn."""
     names = [ids_on(worker, WORKERS, f"pub{time.monotonic_ns()}x") for worker in range(WORKERS)]
     return [
         Publisher(crowd, next(names[number % WORKERS]), f"load/{number}", qos=1 + number // 4 % 2, rate=RATE)
@@ -193,7 +193,7 @@ def make_publishers(crowd: Crowd) -> list[Publisher]:
 
 
 def finish(crowd: Crowd, group: Group, publishers: list[Publisher]) -> None:
-    """All is answered, and nothing arrives any more."""
+    """Wait until everything is answered and nothing arrives any more."""
     for each in publishers:
         each.stop()
     crowd.until(lambda: all(each.done or each.closed for each in publishers), "all is acknowledged")
@@ -205,7 +205,7 @@ def finish(crowd: Crowd, group: Group, publishers: list[Publisher]) -> None:
 def check(
     group: Group, publishers: list[Publisher], books: dict[str, int], worker_lost: int, record: Record, what: str
 ) -> None:
-    """Held against the books; see the test."""
+    """Compare the arrivals with the counters; see the test."""
     got = group.received()
     missing: Counter[int] = Counter()
     for each in publishers:
@@ -223,5 +223,5 @@ def check(
 
 
 def each_count(got: Counter[tuple[int, int]], publisher: Publisher) -> list[int]:
-    """How often each message came that did come."""
+    """Return how often each message arrived, of those that did."""
     return [count for sequence in range(publisher.sent) if (count := got[publisher.number, sequence])]

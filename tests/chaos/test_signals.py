@@ -1,5 +1,5 @@
-"""Every signal that ends a process by default, to every process of a broker: none ends one by surprise, and each is
-either an action that is documented or a line in the log.
+"""Every signal that ends a process by default, sent to every process of a broker: none ends one by surprise, and each
+is either a documented action or a line in the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS_MAX = 60.0
 ARGUMENTS = ["--log-format", "json", "--admin", "127.0.0.1:0"]
 
 
-#: what ends a process by default, and no fault of the processor raises
+#: signals that end a process by default, and that no fault of the processor raises
 FATAL = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM),
     *(signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR),
@@ -33,12 +33,12 @@ FATAL = {
 
 
 def test_every_signal_has_its_place() -> None:
-    """What is not ignored with a line means something to the supervisor."""
+    """Every signal that is not ignored with a line has a meaning for the supervisor."""
     assert {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM} == FATAL - IGNORED
 
 
 def test_signals_that_mean_nothing_are_ignored_with_a_line() -> None:
-    """All of them, to supervisor, workers and control process: a line each, and every process goes on."""
+    """Supervisor, workers and control process log a line for each of these signals and keep running."""
     with BrokerProcess(2, ARGUMENTS) as broker:
         processes: dict[tuple[str, object], int] = {}
         for index, pid in broker.worker_pids().items():
@@ -74,14 +74,14 @@ def test_signals_that_mean_nothing_are_ignored_with_a_line() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
 def test_what_a_terminal_sends_to_all_is_the_supervisors_to_judge(number: signal.Signals) -> None:
-    """Workers and control process do nothing, and nothing is said."""
+    """Workers and control process do nothing, and nothing is logged."""
     with BrokerProcess(2, ARGUMENTS) as broker:
         wait_until(lambda: broker.logged("control_ready"), SECONDS_MAX, "it serves")
         before = sorted(broker.processes())
         for pid in before:
             if pid != broker.pid:
                 os.kill(pid, number)
-        os.kill(broker.pid, signal.SIGUSR1)  # it is no process of another group: what it says comes later
+        os.kill(broker.pid, signal.SIGUSR1)  # its line shows that the supervisor has looked since
         wait_until(lambda: broker.logged("signal_ignored"), SECONDS_MAX, "the supervisor has looked")
         assert sorted(broker.processes()) == before
         assert broker.stop() == 0
@@ -89,15 +89,15 @@ def test_what_a_terminal_sends_to_all_is_the_supervisors_to_judge(number: signal
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_the_supervisor_stops(number: signal.Signals) -> None:
-    """In order, with a line that names the signal, and status 0."""
+    """The supervisor stops in order, with a line that names the signal, and status 0."""
     with BrokerProcess(2, ARGUMENTS) as broker:
         assert broker.stop(number) == 0
         assert [line["signal"] for line in broker.logged("stopping") if "worker" not in line] == [number.name]
 
 
 def test_signals_while_it_starts() -> None:
-    """Everything that there is gets SIGUSR1 again and again until the broker is ready: it becomes ready, and nobody has
-    died. What comes before a process can say so is said when it can.
+    """All processes get SIGUSR1 again and again until the broker is ready: it becomes ready, and no process has died.
+    Signals that arrive before a process can log them are logged later.
     """
     broker = BrokerProcess(2, ARGUMENTS)
     try:
@@ -106,7 +106,7 @@ def test_signals_while_it_starts() -> None:
         def shoot() -> None:
             deadline = time.monotonic() + READY_SECONDS_MAX
             while not over.wait(0.001) and time.monotonic() < deadline:
-                # an interpreter that is loading has no handlers: what comes before it has forked is not our matter
+                # an interpreter that is loading has no handlers: signals before its fork are not tested here
                 there = broker.processes() if broker.alive() else []
                 for pid in there if len(there) > 1 else ():
                     with suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
-"""Snapshots of a broker under load, over and over, and brokers that are started on what is restored of them.
+"""Snapshots of a broker under load, over and over, and brokers that are started on the restored snapshots.
 
 Durable publishers on all workers, at QoS 1 and 2, and subscribers of which half are away; write buffers are so small
-that the stores are compacted all the time. Of each snapshot: it opens, what is in it is what its manifest says, and
-what was acknowledged before it began is there, for each session that was away, QoS 2 once, in order. At the end nothing
-is missing in the broker that was copied.
+that the stores are compacted all the time. Each snapshot opens, its contents match its manifest, and the messages
+acknowledged before it began are there, for each session that was away, QoS 2 once, in order. At the end nothing is
+missing in the broker that was copied.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ STALL_MS_MAX = 20.0
 
 
 class Round(NamedTuple):
-    """A snapshot and what its clients knew when it began."""
+    """A snapshot, and what its clients knew when it began."""
 
     out: Path
     told: dict[int, frozenset[int]]
-    """By publisher: what was acknowledged to it."""
+    """By publisher: the sequence numbers acknowledged to it."""
     past: Past
     away: list[DurableSubscriber]
 
 
 def take(crowd: Crowd, data: Path, out: Path) -> Manifest:
-    """A snapshot, while the crowd goes on."""
+    """Take a snapshot while the crowd runs; return its manifest."""
     out.mkdir()
     settled = data_dir.settled(str(data))
     taking = Taking([Path(settled.path(str(data), worker)) for worker in range(settled.workers)], out)
@@ -72,7 +72,7 @@ def take(crowd: Crowd, data: Path, out: Path) -> Manifest:
 
 
 def check(manifest: Manifest, out: Path) -> None:
-    """What it says of itself is so."""
+    """Check that the snapshot's manifest is true."""
     for store in manifest.stores:
         assert list(differences(out, store)) == []
         with reading(out / store.directory) as db:
@@ -86,7 +86,7 @@ def check(manifest: Manifest, out: Path) -> None:
 
 
 def check_restored(each: Round, data: Path, start: StartBroker, crowd_of: OpenCrowd) -> None:
-    """A broker that is started on it has what was acknowledged when it was begun."""
+    """Check that a broker started on the snapshot has everything that was acknowledged when it began."""
     assert mqttd("restore", "--from", each.out, "--data-dir", data).status == 0
     broker = start(WORKERS, "--store", "leveldb", "--data-dir", str(data), "--config", str(data.parent / "mqttd.toml"))
     crowd = crowd_of(broker)
@@ -184,11 +184,11 @@ def test_snapshots_under_load_have_what_was_acknowledged(
     record_property("messages", sent)
 
 
-# ---------------------------------------------------------------- how long it takes, and who notices
+# ---------------------------------------------------------------- duration, and effect on clients
 
 
 class Pings:
-    """A process that asks a worker all the time (tests/chaos/pings.py)."""
+    """A process that pings a worker all the time (tests/chaos/pings.py)."""
 
     def __init__(self, broker: BrokerProcess, client_id: str) -> None:
         self._process = subprocess.Popen(
@@ -199,7 +199,7 @@ class Pings:
         assert self._process.stdout.readline() == "asks\n"
 
     def end(self) -> list[tuple[float, float]]:
-        """(when it asked, seconds until the answer) of those that took long."""
+        """Return (time of the ping, seconds until the answer) of the slow answers."""
         out, _ = self._process.communicate(timeout=PATIENCE)
         *lines, asked = out.splitlines()
         assert asked.startswith("asked "), asked
@@ -207,12 +207,12 @@ class Pings:
 
 
 def worst(delays: list[tuple[float, float]], begin: float, end: float) -> float:
-    """The longest of those that were under way then."""
+    """Return the longest of the delays that overlap this time."""
     return max((delay for at, delay in delays if at < end and at + delay > begin), default=0.0)
 
 
 def fill(crowd: Crowd, data: Path, size: int) -> None:
-    """The store of each worker has so many bytes, for sessions that are away."""
+    """Fill the store of each worker with so many bytes, for sessions that are away."""
     away = [
         Subscriber(crowd, next(ids_on(worker, 2, "away")), f"fill/{worker}", qos=1, clean=False) for worker in (0, 1)
     ]
@@ -236,7 +236,7 @@ def fill(crowd: Crowd, data: Path, size: int) -> None:
         return sum(file.stat().st_size for file in (data / f"worker-{worker}").iterdir() if file.exists())
 
     sizes: list[int] = []
-    while len(sizes) < 6 or len(set(sizes[-6:])) > 1:  # it is compacted for a while
+    while len(sizes) < 6 or len(set(sizes[-6:])) > 1:  # compaction continues for a while
         crowd.let_run(0.5)
         sizes.append(size_of(0) + size_of(1))
     assert min(size_of(0), size_of(1)) > size
@@ -246,7 +246,7 @@ def fill(crowd: Crowd, data: Path, size: int) -> None:
 def test_a_snapshot_of_a_gigabyte_per_worker_is_taken_under_load_and_nobody_notices(
     start_broker: StartBroker, crowd_of: OpenCrowd, tmp_path: Path, record_property: Record
 ) -> None:
-    """Five of them, two workers, 1,000 msg/s at QoS 1 to sessions that last; a ping every two milliseconds to each."""
+    """Five of them, two workers, 1,000 msg/s at QoS 1 to lasting sessions; a ping every 2 ms to each worker."""
     config, data = tmp_path / "mqttd.toml", tmp_path / "data"
     config.write_text('leveldb = {compression = "none", reserve_bytes = 0}\n')
     disk = ("--store", "leveldb", "--data-dir", str(data), "--config", str(config))

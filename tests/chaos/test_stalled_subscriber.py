@@ -1,4 +1,4 @@
-"""A subscriber that does not read costs its own bound and slows nobody; what it did not get is counted exactly."""
+"""A subscriber that does not read costs its own bound and slows nobody; its drops are counted exactly."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, mi
 MB = 1 << 20
 MIB_SIZES = [pytest.param(100, id="100MB"), pytest.param(1000, id="1GB", marks=pytest.mark.soak)]
 PAYLOAD_BYTES = 4000
-LAG_MESSAGES = 64  # the reading subscriber is never further behind: what the stalled one misses is its own matter
+LAG_MESSAGES = 64  # the reader is never further behind, so that only the stalled subscriber misses messages
 OUTBOX_BYTES = 8 * MB
 QUEUE_BYTES = 16 * MB
 INFLIGHT = 100
 
 
 def publish_all(crowd: Crowd, publisher: Publisher, reader: Subscriber, megabytes: int, what: str) -> None:
-    """So many MB, never further ahead of the reader than LAG_MESSAGES."""
+    """Publish so many MB, never further ahead of the reader than LAG_MESSAGES."""
     publisher.count = publisher.sent + megabytes * MB // PAYLOAD_BYTES
     publisher.room = lambda: publisher.room_before(reader, LAG_MESSAGES)
     publisher.begin()
@@ -27,13 +27,13 @@ def publish_all(crowd: Crowd, publisher: Publisher, reader: Subscriber, megabyte
 
 
 def drops_of(broker: BrokerProcess, client_id: str) -> int:
-    """What the log says was dropped for it, once the drops have ended."""
+    """Return the drops that the log reports for the client, once they have ended."""
     ends = [line for line in broker.logged("drops_end") if line["client"] == client_id]
     return int(ends[-1]["drops"]) if ends else 0
 
 
 class Memory:
-    """The highest PSS of the broker's processes since ``peak`` was set to 0, looked at while the crowd turns."""
+    """The highest PSS of the broker's processes since ``peak`` was set to 0, sampled while the crowd turns."""
 
     def __init__(self, crowd: Crowd, broker: BrokerProcess) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""The broker's own beginning and end: stopped under load, supervisor killed, started twice, given wrong settings."""
+"""Start and end of the broker: stopped under load, supervisor killed, started twice, given wrong settings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STOP_SECONDS_MAX = 14.0  # after 15 s a broker of tests is killed
 
 
 def test_sigterm_under_load_ends_in_time_and_nobody_is_left(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """Exit status 0 within stop_seconds_max; v5 clients get 0x8B; what was acknowledged was delivered; none is left."""
+    """Exit status 0 within stop_seconds_max; v5 clients get 0x8B; acknowledged messages arrived; no process is left."""
     broker = start_broker(WORKERS, stop_seconds_max=STOP_SECONDS_MAX)
     crowd = crowd_of(broker)
     pairs: list[tuple[Publisher, Subscriber]] = []
     for source, target in itertools.product(range(WORKERS), repeat=2):
         name = f"stop{source}{target}"
-        # Sessions that outlive their connections: what comes for them after it is not acknowledged by an ending worker.
+        # Lasting sessions: an ending worker does not acknowledge messages that arrive for them after their connections.
         subscriber = Subscriber(
             crowd, next(ids_on(target, WORKERS, f"{name}s")), f"stop/{name}", qos=1, version=5,
             properties={"session_expiry_interval": 100},
@@ -56,7 +56,7 @@ def test_sigterm_under_load_ends_in_time_and_nobody_is_left(start_broker: StartB
 
 
 def test_sigterm_is_obeyed_while_a_client_does_not_read(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """A connection whose output the kernel does not take holds nobody up."""
+    """A connection whose output the kernel does not take delays nothing."""
     broker = start_broker(2, stop_seconds_max=STOP_SECONDS_MAX)
     crowd = crowd_of(broker)
     stalled = Subscriber(crowd, "stalled", "stop/stalled", version=5, receive_buffer=4096)
@@ -73,7 +73,7 @@ def test_sigterm_is_obeyed_while_a_client_does_not_read(start_broker: StartBroke
 
 
 def test_sigkill_of_the_supervisor_leaves_no_orphan(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """The kernel ends the workers; the next start removes what the dead one left in its runtime directory."""
+    """The kernel ends the workers; the next start removes the files of the dead broker in its runtime directory."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     clients = [Member(crowd, f"orphan{number}") for number in range(20)]
@@ -86,7 +86,7 @@ def test_sigkill_of_the_supervisor_leaves_no_orphan(start_broker: StartBroker, c
 
 
 def test_sigkill_of_the_supervisor_ends_a_stopped_worker_too(start_broker: StartBroker) -> None:
-    """SIGKILL ends a process under SIGSTOP."""
+    """SIGKILL also ends a process under SIGSTOP."""
     broker = start_broker(2)
     os.kill(broker.worker_pids()[1], signal.SIGSTOP)
     session = broker.pid
@@ -95,7 +95,7 @@ def test_sigkill_of_the_supervisor_ends_a_stopped_worker_too(start_broker: Start
 
 
 def test_a_port_in_use_is_noticed(start_broker: StartBroker, tmp_path: Path) -> None:
-    """One line, exit status 3, although the workers' sockets could share the port; the first broker serves on."""
+    """One line, exit status 3, although the workers' sockets could share the port; the first broker keeps serving."""
     broker = start_broker(2)
     second = subprocess.run(
         [sys.executable, "-m", "broker", "--workers", "2", "--port", str(broker.address[1]), "--host", "127.0.0.1"],
@@ -111,7 +111,7 @@ def test_a_port_in_use_is_noticed(start_broker: StartBroker, tmp_path: Path) -> 
 def test_sighup_with_wrong_settings_keeps_the_old(
     start_broker: StartBroker, crowd_of: OpenCrowd, tmp_path: Path
 ) -> None:
-    """reload_refused names the key; clients notice nothing; a right config is taken over by all workers afterwards."""
+    """reload_refused names the key; clients notice nothing; afterwards all workers apply a correct config."""
     config = tmp_path / "mqttd.toml"
     config.write_text("[limits]\nreceive_maximum = 7\n")
     broker = start_broker(2, "--config", str(config))

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: what it does when workers die, hang, cannot start, and when it dies itself.
+"""The supervisor with real processes: workers that die, hang or cannot start, and the death of the supervisor itself.
 
 The worker here answers one line per command (tests/chaos/supervised.py); nothing of MQTT is involved.
 """
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 SECONDS_MAX = 60.0
 HANG_SECONDS = 3.0
-"""A worker that is stopped is noticed soon, one that waits for a busy machine is not taken for hung."""
+"""A stopped worker is noticed soon; one that waits for a busy machine is not taken for hung."""
 
 
 class Supervised:
@@ -58,7 +58,7 @@ class Supervised:
         return int(self._out.read_text().split()[1])
 
     def log(self) -> list[dict[str, Any]]:
-        """The log events until now (a dying worker's plain text left out)."""
+        """Return the log events until now (a dying worker's plain text left out)."""
         return [json.loads(line) for line in self._err.read_text().splitlines() if line.startswith("{")]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class Supervised:
         return json.loads(answer)
 
     def connections(self, count: int) -> dict[int, socket.socket]:
-        """One connection to each of `count` workers."""
+        """Return one connection to each of `count` workers."""
         found: dict[int, socket.socket] = {}
 
         def one_more() -> bool:
@@ -214,7 +214,7 @@ def test_every_worker_knows_every_sibling_after_the_start(start: Start) -> None:
 
 
 def test_connections_wait_in_the_backlog_of_a_dead_worker(start: Start) -> None:
-    """Twice in a row: the second successor comes 0.25 s later, and serves who connected meanwhile."""
+    """Twice in a row: the second successor starts 0.25 s later, and serves the connections made meanwhile."""
     broker = start(workers=1).wait_ready()
     former = 0
     for _ in range(2):
@@ -232,7 +232,7 @@ def test_a_hand_off_to_a_dead_worker_is_taken_by_its_successor(start: Start) -> 
     broker = start(workers=2).wait_ready()
     connections = broker.connections(2)
     former = broker.ask(connections[1], "who")["pid"]
-    os.kill(former, signal.SIGSTOP)  # so that it cannot take it
+    os.kill(former, signal.SIGSTOP)  # so that it cannot take the connection
     connections[0].sendall(b"hand 1 who")
     os.kill(former, signal.SIGKILL)
     answer = json.loads(connections[0].recv(65536))
@@ -285,7 +285,7 @@ def test_a_hanging_worker_is_logged_with_its_stack_and_replaced(start: Start) ->
 
 
 def test_a_stopped_worker_is_replaced_too(start: Start) -> None:
-    """A process under SIGSTOP cannot write its stack, and SIGKILL ends it all the same."""
+    """A process under SIGSTOP cannot write its stack, but SIGKILL ends it."""
     broker = start(workers=1, policy={"worker_hang_seconds_max": HANG_SECONDS}).wait_ready()
     with broker.connect() as connection:
         os.kill(broker.ask(connection, "who")["pid"], signal.SIGSTOP)
@@ -294,7 +294,7 @@ def test_a_stopped_worker_is_replaced_too(start: Start) -> None:
 
 
 def test_a_machine_that_slept_kills_nobody(start: Start) -> None:
-    """Supervisor and workers stopped together (a suspended machine): the silence proves nothing."""
+    """Supervisor and workers stopped together (a suspended machine): silence is not taken for a hang."""
     broker = start(workers=2, policy={"worker_hang_seconds_max": HANG_SECONDS}).wait_ready()
     pids = broker.processes()
     for pid in pids:
@@ -337,7 +337,7 @@ def test_the_tenth_death_within_a_minute_ends_the_broker(start: Start) -> None:
 
 
 def test_restarts_back_off(start: Start) -> None:
-    """The first at once, the second after 0.25 s, the third after 0.5 s."""
+    """The first restart is immediate, the second after 0.25 s, the third after 0.5 s."""
     broker = start(workers=1).wait_ready()
     pauses = []
     for deaths in range(1, 4):
@@ -367,7 +367,7 @@ def test_a_worker_that_ignores_the_stop_is_killed_in_time(start: Start) -> None:
 
 
 def test_nothing_is_accepted_any_more_while_workers_end_their_work(start: Start) -> None:
-    """The supervisor's own copies of the listening sockets must not keep the backlogs open."""
+    """The supervisor's own copies of the listening sockets do not keep the backlogs open."""
     broker = start(workers=2, policy={"stop_seconds_max": SECONDS_MAX}, settings={"ignore_stop": True}).wait_ready()
     broker.process.send_signal(signal.SIGTERM)
 
@@ -406,7 +406,7 @@ def test_reload_reaches_running_and_later_workers(start: Start) -> None:
 
 
 def test_a_reload_of_any_size_reaches_everybody_before_it_is_said(start: Start) -> None:
-    """3 MB of settings, which no packet holds."""
+    """3 MB of settings, more than a packet holds, reach all workers before the reload is logged."""
     rules = ["x" * 1000] * 3000
     broker = start(workers=2, settings={"reload_items": 3000}).wait_ready()
     broker.process.send_signal(signal.SIGHUP)
@@ -416,7 +416,7 @@ def test_a_reload_of_any_size_reaches_everybody_before_it_is_said(start: Start) 
 
 
 def test_a_reload_is_not_said_before_each_worker_has_said_so(start: Start) -> None:
-    """One worker is stopped: nothing is said; it goes on: all have reloaded."""
+    """While one worker is stopped nothing is logged; when it continues, all have reloaded."""
     broker = start(workers=2, settings={"reload": {"level": "debug"}}).wait_ready()
     connections = broker.connections(2)
     stopped = broker.ask(connections[1], "who")["pid"]
@@ -439,7 +439,7 @@ def test_a_worker_that_refuses_a_reload_is_named(start: Start) -> None:
 
 
 def test_a_worker_that_does_not_answer_to_a_reload_is_named(start: Start) -> None:
-    """It beats and does not listen: said after worker_hang_seconds_max, and nothing waits any more."""
+    """A worker with a heartbeat that ignores the reload is named after worker_hang_seconds_max, then not waited for."""
     policy = {"worker_hang_seconds_max": HANG_SECONDS}
     broker = start(workers=2, policy=policy, settings={"reload": {"level": "debug"}, "deaf": 0}).wait_ready()
     broker.process.send_signal(signal.SIGHUP)
@@ -470,7 +470,7 @@ def test_a_wrong_reload_changes_nothing(start: Start) -> None:
 
 
 def test_the_service_manager_is_told(start: Start) -> None:
-    """READY when all serve, WATCHDOG while they do, RELOADING and READY around a reload, STOPPING at the end."""
+    """Sent: READY when all serve, WATCHDOG while they do, RELOADING and READY around a reload, STOPPING at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as directory,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,

@@ -1,4 +1,4 @@
-"""One client id from many connections over all workers, and a worker killed in between: one session, never two."""
+"""Many connections over all workers with one client id, and a worker killed in between: one session, never two."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CONTENDERS = 40
 
 
 def survivors(contenders: list[Subscriber]) -> list[Subscriber]:
-    """Those whose connection is still there."""
+    """Return the contenders whose connection is still open."""
     return [each for each in contenders if not each.closed]
 
 
 def check_one_session(crowd: Crowd, contenders: list[Subscriber], topic: str) -> None:
-    """Exactly one connection is left, it was accepted, and it gets each message once."""
+    """Check that exactly one connection is left, it was accepted, and it gets each message once."""
     crowd.until(lambda: all(each.connack or each.closed for each in contenders), "each is accepted or closed")
     crowd.until(lambda: len(survivors(contenders)) <= 1, "one is left")
     [survivor] = survivors(contenders)
     crowd.until(lambda: survivor.subscribed or survivor.closed, "it has subscribed")
-    # What the broker still had to say would come before this: a message over the mesh and back.
+    # Anything the broker still had to send would arrive before this: a message over the mesh and back.
     publisher = Publisher(crowd, f"{topic}check", topic, qos=1, count=5)
     publisher.begin()
     crowd.until(lambda: publisher.done and not missing_any(survivor, publisher), "it gets what is published")
@@ -37,13 +37,13 @@ def check_one_session(crowd: Crowd, contenders: list[Subscriber], topic: str) ->
 
 
 def missing_any(subscriber: Subscriber, publisher: Publisher) -> bool:
-    """Whether something that was sent did not come."""
+    """Whether a message that was sent has not arrived."""
     return len(subscriber.received[publisher.number]) < publisher.sent
 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_one_of_many_contenders_is_left(start_broker: StartBroker, crowd_of: OpenCrowd, version: int) -> None:
-    """Connections to all workers at once; v5 losers that were accepted hear Session taken over."""
+    """Connections to all workers at once; v5 losers that were accepted get Session taken over."""
     broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     contenders = [
@@ -60,7 +60,7 @@ def test_one_of_many_contenders_is_left(start_broker: StartBroker, crowd_of: Ope
 def test_a_worker_killed_in_a_race_leaves_one_session_too(
     start_broker: StartBroker, crowd_of: OpenCrowd, victim_is_home: bool
 ) -> None:
-    """The home, or one that accepts and hands over, dies while connections come; afterwards exactly one is left."""
+    """The home, or a worker that accepts and hands off, dies while connections arrive; exactly one is left."""
     broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     for number in range(4):
@@ -75,7 +75,7 @@ def test_a_worker_killed_in_a_race_leaves_one_session_too(
 
 
 def test_contenders_that_wait_for_a_stopped_home(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """The order in which the home takes them decides: after SIGCONT one is left, and the session with it."""
+    """The order in which the home takes them decides: after SIGCONT one connection is left, and the session with it."""
     broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     first = Subscriber(crowd, "stopped", "race/stopped", qos=1, clean=False)

@@ -1,8 +1,8 @@
 """A thousand connections over all workers race with one client id while workers are killed: one session, never two.
 
-Whose turn it is, only the home knows; the contenders here read in any order. So what is held against them is what no
-order changes: a message is sent without DUP once per session, whatever connection it goes to; nothing that was
-acknowledged is lost as long as the home lives; and at the end one connection is left, and its session works.
+Only the home knows the order of the connections; the contenders here read in any order. So the test checks only what no
+order changes: a message is sent without DUP once per session, on any connection; nothing that was acknowledged is lost
+as long as the home lives; and at the end one connection is left, and its session works.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME = "contested"
 
 
 class Contender(Subscriber):
-    """Answers as its client would, and notes which messages came for the first time, by what the broker says."""
+    """Answers as its client would, and records the messages that the broker marks as sent for the first time."""
 
     def __init__(self, crowd: Crowd, topic: str, fresh: Counter[tuple[int, int]], version: int) -> None:
         self.fresh = fresh
@@ -45,7 +45,7 @@ class Contender(Subscriber):
 
 
 def kill(broker: BrokerProcess, worker: int) -> None:
-    """SIGKILL, and wait until its successor is there: the home of a client id is asked of the living."""
+    """SIGKILL, and wait until the successor is there: only living workers are asked for the home of a client id."""
     pids = broker.worker_pids()
     os.kill(pids[worker], signal.SIGKILL)
     wait_until(lambda: broker.worker_pids().get(worker, pids[worker]) != pids[worker], 60.0, "it was started again")
@@ -64,7 +64,7 @@ def kill(broker: BrokerProcess, worker: int) -> None:
 def test_a_thousand_contenders_and_killed_workers_leave_one_session(
     start_broker: StartBroker, crowd_of: OpenCrowd, version: int, victim_is_home: bool
 ) -> None:
-    """Waves of connections, QoS 1 and 2 flowing to whoever has the session, two workers killed on the way."""
+    """Waves of connections, QoS 1 and 2 flowing to the holder of the session, two workers killed on the way."""
     broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     at_home = home(NAME, WORKERS)

@@ -1,4 +1,4 @@
-"""What begins after another's ack is newer, whichever workers both go to, and whatever the wall clock does."""
+"""An operation that begins after another's ack is newer, on any two workers and over steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OpenTo = Callable[[BrokerProcess, int], Client]
 
 
 def client_on(broker: BrokerProcess, open_to: OpenTo, worker: int, prefix: str, version: int = 5) -> Client:
-    """A client whose home is that worker."""
+    """Return a client whose home is that worker."""
     client = open_to(broker, version)
     client.send(wire.connect(version, next(ids_on(worker, WORKERS, prefix))))
     client.expect("CONNACK", reason=0)
@@ -33,18 +33,18 @@ def client_on(broker: BrokerProcess, open_to: OpenTo, worker: int, prefix: str, 
 
 
 def topics_of(worker: int, prefix: str) -> Iterator[str]:
-    """Topics whose retained messages that worker has."""
+    """Return topics that the worker owns."""
     return (
         each for number in itertools.count() if owner((each := f"kept/{prefix}{number}").encode(), WORKERS) == worker
     )
 
 
 LAST = [next(topics_of(worker, "z")) for worker in range(WORKERS)]
-"""One of each worker, behind all others in its answer to who subscribes to kept/#."""
+"""One topic of each worker, last in its answer to a subscription to kept/#."""
 
 
 def retained(client: Client) -> dict[str, bytes]:
-    """What a new subscription to kept/# is sent, without LAST, which is there."""
+    """Return the retained messages sent to a new subscription to kept/#, without those of LAST, which are there."""
     client.subscribe("kept/#")
     found: dict[str, bytes] = {}
     while not found.keys() >= set(LAST):
@@ -56,7 +56,7 @@ def retained(client: Client) -> dict[str, bytes]:
 
 
 def kill(broker: BrokerProcess, worker: int) -> None:
-    """SIGKILL, and its successor is ready."""
+    """SIGKILL a worker; return when its successor is ready."""
     before = len(broker.logged("worker_ready"))
     os.kill(broker.worker_pids()[worker], signal.SIGKILL)
     wait_until(lambda: len(broker.logged("worker_ready")) > before, 60.0, "its successor is ready")
@@ -66,8 +66,8 @@ def kill(broker: BrokerProcess, worker: int) -> None:
 def test_the_owner_of_a_topic_answers_in_the_order_in_which_it_was_asked(
     start_broker: StartBroker, open_to: OpenTo
 ) -> None:
-    """A message is retained, replaced or cleared by a client of one worker; as soon as that is acknowledged a client
-    of another one subscribes: it is sent what is retained now, and nothing else.
+    """A client of one worker retains, replaces or clears a message; as soon as that is acknowledged, a client of
+    another worker subscribes and is sent what is retained now, and nothing else.
     """
     broker = start_broker(WORKERS)
     publishers = [client_on(broker, open_to, worker, "p") for worker in range(WORKERS)]
@@ -99,8 +99,8 @@ def test_the_owner_of_a_topic_answers_in_the_order_in_which_it_was_asked(
 def test_the_owner_of_a_topic_has_what_was_acknowledged_last(
     start_broker: StartBroker, open_to: OpenTo, steps: int
 ) -> None:
-    """Retained, replaced, cleared, retained again: by clients of different workers, each as soon as the one before is
-    acknowledged, with nothing between that takes time. Then a client of another worker subscribes.
+    """Retained, replaced, cleared, retained again: by clients of different workers, each as soon as the previous step
+    is acknowledged, without delay. Then a client of another worker subscribes and gets the last state.
     """
     broker = start_broker(WORKERS)
     publishers = [client_on(broker, open_to, worker, "p") for worker in range(WORKERS)]
@@ -130,7 +130,7 @@ def test_the_owner_of_a_topic_has_what_was_acknowledged_last(
 
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")
 def test_of_two_retained_messages_the_one_that_began_later_is_kept(start_broker: StartBroker, open_to: OpenTo) -> None:
-    """One client is answered by its worker, then another one publishes to another worker: 400 times."""
+    """One client is acknowledged by its worker, then another one publishes to another worker: 400 times."""
     broker = start_broker(WORKERS)
     clients = [client_on(broker, open_to, worker, "c") for worker in range(WORKERS)]
     seeker = client_on(broker, open_to, 0, "seeker", 4)
@@ -161,8 +161,8 @@ def test_of_two_retained_messages_the_one_that_began_later_is_kept(start_broker:
 def test_a_step_of_the_wall_clock_and_a_new_worker_make_nothing_older(
     open_to: OpenTo, tmp_path: Path, store: str, seconds: int
 ) -> None:
-    """The clock is set; one worker dies and is there again; updates and clears that come by it count as they did, and
-    so do those that come by the others after them.
+    """After the clock is set and one worker replaced, updates and clears through it count as before, and so do later
+    ones through the others.
     """
     clock = SteppedClock(tmp_path)
     broker = BrokerProcess(WORKERS, ["--log-format", "json"], {**clock.environment, "MQTTD_STORE": store}).start()

@@ -1,8 +1,8 @@
-"""SIGKILL of a worker under load: the others' clients notice nothing, the successor serves soon, messages flow again.
+"""SIGKILL of a worker under load: clients of the others notice nothing, the successor serves soon, messages flow again.
 
-Pairs of all workers to all workers publish at a steady rate. A pair is an *onlooker* of a kill when neither end lives
-on the killed worker. What the machine itself does to the clients is measured in the same way before the kill, and
-allowed; how long the gaps are on a machine that does nothing else, `make soak` asserts.
+Pairs of all workers to all workers publish at a steady rate. A pair is an *onlooker* of a kill when neither end is on
+the killed worker. The effect of the machine itself on the clients is measured in the same way before the kill, and
+allowed; `make soak` asserts the gaps on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GAP_SECONDS_MEDIAN = 0.1
 GAP_SECONDS_MAX = 0.5
 SERVES_SECONDS_MAX = 2.0
 LONG = {"link_silence_seconds_max": 8.0, "peer_stall_seconds_max": 8.0, "worker_hang_seconds_max": 60.0}
-"""Whoever waits for another worker waits for so long: a gap that a busy machine makes is shorter."""
+"""How long workers wait for each other: longer than any gap that a busy machine makes."""
 WAIT_SECONDS_MAX = 5.0
 WATCH_SECONDS = 1.0
 
@@ -46,7 +46,7 @@ class Pair:
 
 
 def make_pair(crowd: Crowd, source: int, target: int, rate: float, qos: int) -> Pair:
-    """A pair with fresh names; it does not publish yet."""
+    """Return a pair with new names; it does not publish yet."""
     name = f"g{next(_generations)}"
     subscriber = Subscriber(crowd, next(ids_on(target, WORKERS, f"{name}s")), f"load/{name}", qos=qos)
     publisher = Publisher(crowd, next(ids_on(source, WORKERS, f"{name}p")), f"load/{name}", qos=qos, rate=rate)
@@ -54,7 +54,7 @@ def make_pair(crowd: Crowd, source: int, target: int, rate: float, qos: int) -> 
 
 
 def make_pairs(crowd: Crowd, rate: float, touching: int | None = None) -> list[Pair]:
-    """From each worker to each, QoS 0 and 1 in turn; ``touching``: only those with an end on that worker."""
+    """Return pairs from each worker to each, QoS 0 and 1 in turn; ``touching``: those with an end on that worker."""
     return [
         make_pair(crowd, source, target, rate, (source + target) % 2)
         for source, target in itertools.product(range(WORKERS), repeat=2)
@@ -63,14 +63,14 @@ def make_pairs(crowd: Crowd, rate: float, touching: int | None = None) -> list[P
 
 
 def gaps(pairs: list[Pair]) -> list[float]:
-    """The longest pause of each subscriber."""
+    """Return the longest pause of each subscriber."""
     return [pair.subscriber.gap() for pair in pairs]
 
 
 def kill_and_watch(
     broker: BrokerProcess, crowd: Crowd, pairs: list[Pair], victim: int
 ) -> tuple[list[float], float, float]:
-    """Kill the victim; returns the onlookers' longest gaps, the longest of a quiet second, seconds until it serves."""
+    """Kill the victim; return the onlookers' longest gaps, the longest of a quiet second, seconds until it serves."""
     onlookers = [pair for pair in pairs if victim not in (pair.source, pair.target)]
     for pair in onlookers:
         pair.subscriber.watch_gaps()
@@ -81,7 +81,7 @@ def kill_and_watch(
     pid = broker.worker_pids()[victim]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    # Connections that the dead one held are closed by the kernel at once.
+    # The kernel closes the connections of the dead worker at once.
     touched = [pair for pair in pairs if pair not in onlookers]
     crowd.until(
         lambda: (
@@ -104,7 +104,7 @@ def kill_and_watch(
 
 
 def check_pairs(crowd: Crowd, pairs: list[Pair]) -> None:
-    """What was acknowledged arrives, in order, and once; QoS 0 is not lost either, since nobody is slow."""
+    """Check that acknowledged messages arrive once, in order; QoS 0 is not lost either, since no client is slow."""
     crowd.finish()
     crowd.until(lambda: not any(missing(p.subscriber, p.publisher) for p in pairs), "what was acknowledged is there")
     for pair in pairs:
@@ -116,7 +116,7 @@ def kill_in_turn(
     broker: BrokerProcess, crowd: Crowd, victims: list[int], seconds_each: float, record_property: Record,
     is_quiet: bool = True,
 ) -> list[float]:  # fmt: skip
-    """Kill one after the other while all pairs publish; returns how much the onlookers' longest gaps were unusual.
+    """Kill one after the other while all pairs publish; return the onlookers' longest gaps beyond the usual ones.
     is_quiet: the machine does nothing else.
     """
     pairs = make_pairs(crowd, rate=100.0)
@@ -142,7 +142,7 @@ def kill_in_turn(
 
 
 def renew(crowd: Crowd, pairs: list[Pair], victim: int) -> list[Pair]:
-    """New pairs in place of those that had an end on the victim."""
+    """Return the pairs, with new ones in place of those that had an end on the victim."""
     kept = []
     for pair in pairs:
         if victim in (pair.source, pair.target):
@@ -179,7 +179,7 @@ def test_the_others_do_not_notice_a_killed_worker(
 def test_the_others_do_not_notice_at_half_of_the_saturated_rate(
     start_broker: StartBroker, crowd_of: OpenCrowd, tmp_path: Path, record_property: Record
 ) -> None:
-    """The same, with the same victim ten times, while the other three work at half of what they can."""
+    """The same, with the same victim ten times, while the other three run at half of their saturated rate."""
     broker = start_broker(WORKERS)
     victim = WORKERS - 1
     load = SteadyLoad(broker, [worker for worker in range(WORKERS) if worker != victim], tmp_path)
@@ -197,7 +197,7 @@ def test_the_others_do_not_notice_at_half_of_the_saturated_rate(
 
 
 def check_by_newcomers(crowd: Crowd, pairs: list[Pair], victim: int) -> None:
-    """Old subscribers get what is published on the new worker; a new one on it gets what the old ones publish."""
+    """Check that old subscribers get messages from the new worker, and a new one on it those of the old publishers."""
     old = [pair for pair in pairs if victim not in (pair.source, pair.target)]
     names = ids_on(victim, WORKERS, f"new{next(_generations)}x")
     publishers = [Publisher(crowd, next(names), pair.publisher.topic, qos=1, rate=50.0) for pair in old]
@@ -228,7 +228,7 @@ def check_by_newcomers(crowd: Crowd, pairs: list[Pair], victim: int) -> None:
 def test_several_killed_at_once_find_each_other_again(
     start_broker: StartBroker, crowd_of: OpenCrowd, victims: tuple[int, ...]
 ) -> None:
-    """Each waits until it has heard the others: nobody waits for ever, and messages flow between all."""
+    """Each waits until it has heard the others: none waits for ever, and messages flow between all."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     for pid in [broker.worker_pids()[victim] for victim in victims]:
@@ -237,7 +237,7 @@ def test_several_killed_at_once_find_each_other_again(
 
 
 def test_a_worker_killed_while_another_is_stopped(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """Its successor serves when the stopped one has been heard; meanwhile the other two serve alone."""
+    """Its successor serves once the stopped worker has been heard; until then the other two serve alone."""
     broker = start_broker(WORKERS, **LONG)
     crowd = crowd_of(broker)
     pids = broker.worker_pids()
@@ -258,7 +258,7 @@ def test_a_worker_killed_while_another_is_stopped(start_broker: StartBroker, cro
 
 
 def check_all_to_all(crowd: Crowd) -> None:
-    """A message from each worker to each, at QoS 2, arrives once."""
+    """Check that a message from each worker to each, at QoS 2, arrives once."""
     everybody = range(WORKERS)
     pairs = [make_pair(crowd, source, target, 0.0, 2) for source in everybody for target in everybody]
     new = [each for pair in pairs for each in (pair.publisher, pair.subscriber)]
@@ -276,7 +276,7 @@ def check_all_to_all(crowd: Crowd) -> None:
 
 
 def test_an_ack_of_a_worker_that_has_just_started_holds(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """Publishers come to the successor through its siblings at once: it acks nothing before it knows who listens."""
+    """Publishers reach the successor through its siblings at once: it acks nothing before it knows the subscribers."""
     broker = start_broker(WORKERS)
     crowd = crowd_of(broker)
     listeners = [Subscriber(crowd, next(ids_on(worker, WORKERS, "ear")), "early/#", qos=1) for worker in (0, 1, 2)]
@@ -287,7 +287,7 @@ def test_an_ack_of_a_worker_that_has_just_started_holds(start_broker: StartBroke
 
 
 def publish_early(crowd: Crowd, listeners: list[Subscriber], names: Iterator[str]) -> None:
-    """Twenty publish as soon as they are let in."""
+    """Let twenty clients publish as soon as they are accepted."""
     publishers = [Publisher(crowd, next(names), f"early/{number}", qos=1, window=10) for number in range(20)]
     for each in publishers:
         each.begin()

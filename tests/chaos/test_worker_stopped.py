@@ -1,4 +1,4 @@
-"""SIGSTOP of one of four workers for 14 s: it is away, not dead. And of one that does not come back: it is hung."""
+"""SIGSTOP of one of four workers for 14 s: it is away, not dead. A worker that does not return is hung."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WORKERS = 4
 STOPPED = 3
 STOP_SECONDS = 14.0
 AWAY_SECONDS = 4.0
-"""After which it counts as away; the longer, the better it is told from what a busy machine takes."""
+"""A silent worker counts as away after this; the longer, the clearer the difference from a busy machine."""
 UNTOUCHED_SECONDS_MAX = 3.0
-"""Less than whoever waits for it would wait."""
+"""Less than the time that others would wait for it."""
 SLOWED_SECONDS_MAX = 10.0
-"""Less than until it is back."""
+"""Less than the time until it is back."""
 WAIT_SECONDS_MAX = 60.0
 
 
@@ -35,14 +35,14 @@ class Pair:
 
     @property
     def touched(self) -> bool:
-        """Whether an end of it lives on the stopped worker."""
+        """Whether one end is on the stopped worker."""
         return STOPPED in (self.source, self.target)
 
 
 def test_a_stopped_worker_is_not_waited_for_and_loses_nothing(
     start_broker: StartBroker, crowd_of: OpenCrowd, record_property: Record
 ) -> None:
-    """No disconnect; what does not touch it goes on; after SIGCONT all is there, once at QoS 2, sessions included."""
+    """No disconnect; other pairs continue; after SIGCONT all arrives, once at QoS 2, sessions included."""
     broker = start_broker(
         WORKERS, worker_hang_seconds_max=60, link_silence_seconds_max=AWAY_SECONDS, peer_stall_seconds_max=AWAY_SECONDS
     )
@@ -61,7 +61,7 @@ def test_a_stopped_worker_is_not_waited_for_and_loses_nothing(
     os.kill(pid, signal.SIGSTOP)
     try:
         crowd.let_run(STOP_SECONDS)
-        # Said while it is stopped: nobody waits for its return.
+        # Read while it is stopped: no ack waits for its return.
         waiting = {pair.publisher.client_id: pair.publisher.unanswered for pair in publishing_to_it}
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -92,7 +92,7 @@ def test_a_stopped_worker_is_not_waited_for_and_loses_nothing(
 
 
 def check_sessions(crowd: Crowd, pairs: list[Pair]) -> None:
-    """Every session is still there, and nothing waits in it."""
+    """Check that every session is still there, and nothing is queued in it."""
     for pair in pairs:
         pair.subscriber.close()
     back = [Subscriber(crowd, pair.subscriber_id, clean=False) for pair in pairs]
@@ -112,13 +112,13 @@ def check_sessions(crowd: Crowd, pairs: list[Pair]) -> None:
 def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
     start_broker: StartBroker, crowd_of: OpenCrowd
 ) -> None:
-    """A SUBACK elsewhere waits no longer than link_silence_seconds_max; a session on it is back with it."""
+    """A SUBACK elsewhere waits at most link_silence_seconds_max; a session on the stopped worker returns with it."""
     broker = start_broker(WORKERS, worker_hang_seconds_max=60)
     crowd = crowd_of(broker)
     pid = broker.worker_pids()[STOPPED]
     os.kill(pid, signal.SIGSTOP)
     try:
-        # The kernel gives a quarter of the connections to the stopped one's backlog: those have to wait for it.
+        # The kernel gives a quarter of the connections to the stopped worker's backlog: those have to wait for it.
         wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"during{n}x")), "during/#", qos=1) for n in range(16)]
         crowd.until(
             lambda: sum(each.subscribed for each in wanted) >= 4, "subscribed beside a stopped worker", WAIT_SECONDS_MAX
@@ -133,7 +133,7 @@ def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
 
 
 def test_a_client_whose_home_does_not_run_is_refused_in_time(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
-    """handoff_seconds_max without its home: Server unavailable; once the home runs again it is let in."""
+    """After handoff_seconds_max without its home: Server unavailable; once the home runs again it is accepted."""
     broker = start_broker(WORKERS, handoff_seconds_max=1.0, worker_hang_seconds_max=60)
     crowd = crowd_of(broker)
     names = ids_on(STOPPED, WORKERS, "homeless")
@@ -143,7 +143,7 @@ def test_a_client_whose_home_does_not_run_is_refused_in_time(start_broker: Start
         crowd.until(
             lambda: len(broker.logged("peer_away")) == WORKERS - 1, "its siblings have noticed", WAIT_SECONDS_MAX
         )
-        # A quarter of them lie in the stopped one's own backlog: those have to wait.
+        # A quarter of them are in the stopped worker's own backlog: those have to wait.
         clients = [Subscriber(crowd, next(names), version=4 + number % 2) for number in range(40)]
         seconds = crowd.until(
             lambda: sum(bool(each.connack) for each in clients) >= 20, "they are refused", WAIT_SECONDS_MAX
@@ -161,7 +161,7 @@ def test_a_client_whose_home_does_not_run_is_refused_in_time(start_broker: Start
 def test_a_worker_that_woke_up_acks_nothing_before_it_knows_the_interest(
     start_broker: StartBroker, crowd_of: OpenCrowd
 ) -> None:
-    """A publish that waited in a stopped worker's socket reaches who subscribed elsewhere before it was published."""
+    """A publish that waited in a stopped worker's socket reaches a client that subscribed elsewhere before it."""
     broker = start_broker(WORKERS, worker_hang_seconds_max=60)
     crowd = crowd_of(broker)
     publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "stopped")), "wake/x", qos=1, count=20)
@@ -188,7 +188,7 @@ def test_a_worker_that_woke_up_acks_nothing_before_it_knows_the_interest(
 def test_a_hung_worker_is_killed_and_restarted_with_its_state_in_the_log(
     start_broker: StartBroker, crowd_of: OpenCrowd
 ) -> None:
-    """worker_hang_seconds_max without a heartbeat: logged with stack and state, killed, and its successor serves."""
+    """After worker_hang_seconds_max without a heartbeat: logged with stack and state, killed; its successor serves."""
     broker = start_broker(2, worker_hang_seconds_max=4.0)
     crowd = crowd_of(broker)
     stays = Subscriber(crowd, next(ids_on(0, 2, "stays")), "hang/#", qos=1)

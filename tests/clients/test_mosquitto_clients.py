@@ -1,4 +1,4 @@
-"""mosquitto_pub, mosquitto_sub and mosquitto_rr, as a person uses them: QoS, retained, wills, sessions, properties."""
+"""mosquitto_pub, mosquitto_sub and mosquitto_rr in ordinary use: QoS, retained, wills, sessions, properties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Subscriber:
         self.log = log
 
     def said(self) -> str:
-        """Everything it has written until now."""
+        """Return everything that it has written until now."""
         return self.log.read_text(errors="replace")
 
     def wait_for(self, text: str) -> None:
@@ -48,12 +48,12 @@ class Commands:
         self.running: list[Subscriber] = []
 
     def publish(self, *arguments: str, data: bytes | None = None) -> None:
-        """mosquitto_pub; its exit status is 0 only when its QoS handshake ended well."""
+        """Run mosquitto_pub; its exit status is 0 only if its QoS handshake was completed."""
         command = ["mosquitto_pub", *self.common, *arguments]
         subprocess.run(command, input=data, timeout=SECONDS_MAX, check=True)
 
     def listen(self, *arguments: str) -> Subscriber:
-        """mosquitto_sub in the background; returns when it is subscribed."""
+        """Run mosquitto_sub in the background; return it once it is subscribed."""
         log = self.directory / f"subscriber{len(self.running)}"
         with log.open("wb") as out:
             command = ["stdbuf", "-oL", "mosquitto_sub", *self.common, "-d", "-v", *arguments]
@@ -63,7 +63,7 @@ class Commands:
         return subscriber
 
     def lines(self, *arguments: str, program: str = "mosquitto_sub") -> list[str]:
-        """mosquitto_sub that ends by itself (-C, -E, -W); returns the lines it wrote."""
+        """Run a mosquitto_sub that ends by itself (-C, -E, -W); return the lines that it wrote."""
         command = [program, *self.common, *arguments]
         done = subprocess.run(command, timeout=SECONDS_MAX, check=True, capture_output=True, text=True)
         return done.stdout.splitlines()
@@ -83,7 +83,7 @@ only_v5 = pytest.mark.parametrize("commands", ["mqttv5"], indirect=True)
 
 
 def durable(commands: Commands, name: str) -> list[str]:
-    """Arguments of a session that stays: its client id, no clean session, in v5 an expiry."""
+    """Return the arguments of a lasting session: client id, no clean session, in v5 an expiry."""
     return ["-i", name, "-c", *(["-x", "60"] if "mqttv5" in commands.common else [])]
 
 
@@ -91,7 +91,7 @@ def durable(commands: Commands, name: str) -> list[str]:
 @pytest.mark.parametrize("granted", ["0", "1", "2"])
 @pytest.mark.parametrize("published", ["0", "1", "2"])
 def test_publish_and_subscribe(commands: Commands, name: str, published: str, granted: str) -> None:
-    """What mosquitto_pub publishes mosquitto_sub prints, at the lower QoS."""
+    """mosquitto_sub prints what mosquitto_pub publishes, at the lower QoS."""
     subscriber = commands.listen("-t", f"{name}/#", "-q", granted)
     commands.publish("-t", f"{name}/a", "-q", published, "-m", "hello")
     subscriber.wait_for(f"{name}/a hello\n")
@@ -102,7 +102,7 @@ def test_publish_and_subscribe(commands: Commands, name: str, published: str, gr
     "qos", ["0", "1", pytest.param("2", marks=pytest.mark.mosquitto_differs("refuses part of it in v5, with 0x97"))]
 )
 def test_a_file_of_lines(commands: Commands, name: str, qos: str) -> None:
-    """mosquitto_pub -l: five hundred lines arrive in their order."""
+    """The five hundred lines of mosquitto_pub -l arrive in order."""
     subscriber = commands.listen("-t", name, "-q", qos)
     commands.publish("-t", name, "-q", qos, "-l", data=b"".join(b"line %d\n" % n for n in range(500)))
     subscriber.wait_for("line 499\n")
@@ -111,7 +111,7 @@ def test_a_file_of_lines(commands: Commands, name: str, qos: str) -> None:
 
 
 def test_a_large_file(commands: Commands, name: str) -> None:
-    """mosquitto_pub -s: 300,000 bytes arrive whole."""
+    """The 300,000 bytes of mosquitto_pub -s arrive whole."""
     subscriber = commands.listen("-t", name, "-q", "1")
     commands.publish("-t", name, "-q", "1", "-s", data=b"0123456789" * 30000)
     subscriber.wait_for("0123456789" * 30000)
@@ -127,7 +127,7 @@ def test_retained(commands: Commands, name: str) -> None:
 
 
 def test_will(commands: Commands, name: str) -> None:
-    """The will of a mosquitto_sub that is killed is printed; that of one that ends by itself is not."""
+    """The will of a killed mosquitto_sub is printed; that of one that ends by itself is not."""
     watcher = commands.listen("-t", f"{name}/will/#", "-q", "1")
     commands.lines("-t", name, "-E", "--will-topic", f"{name}/will/p", "--will-payload", "polite", "--will-qos", "1")
     victim = commands.listen("-t", name, "--will-topic", f"{name}/will/v", "--will-payload", "dead", "--will-qos", "1")
@@ -138,7 +138,7 @@ def test_will(commands: Commands, name: str) -> None:
 
 @pytest.mark.parametrize("qos", ["1", "2"])
 def test_resumption(commands: Commands, name: str, qos: str) -> None:
-    """What was published while mosquitto_sub -c was away is printed when it is back."""
+    """Messages published while mosquitto_sub -c was away are printed on its return."""
     session = durable(commands, name)
     commands.lines(*session, "-t", name, "-q", qos, "-E")
     for number in range(5):
@@ -158,7 +158,7 @@ def test_shared_subscription(commands: Commands, name: str) -> None:
 
 @only_v5
 def test_shared_subscription_of_one_that_leaves(commands: Commands, name: str) -> None:
-    """From the moment a member of a group is killed, whatever the broker knows of it, the other gets everything."""
+    """Once a member of a group is killed, even before the broker notices, the other gets everything."""
     stays, leaves = (commands.listen("-t", f"$share/g/{name}", "-q", "1") for _ in range(2))
     for number in range(10):
         commands.publish("-t", name, "-q", "1", "-m", f"<{number}>")
@@ -173,7 +173,7 @@ def test_shared_subscription_of_one_that_leaves(commands: Commands, name: str) -
 
 @only_v5
 def test_properties(commands: Commands, name: str) -> None:
-    """What mosquitto_pub -D names mosquitto_sub -F prints."""
+    """mosquitto_sub -F prints the properties set by mosquitto_pub -D."""
     pairs = ["b", "2", "a", "1", "b", "3"]
     properties = [
         ["content-type", "text/plain"],
@@ -193,7 +193,7 @@ def test_properties(commands: Commands, name: str) -> None:
 
 
 def test_request_and_response(commands: Commands, name: str) -> None:
-    """mosquitto_rr gets the answer that somebody publishes to its response topic."""
+    """mosquitto_rr gets the answer published to its response topic."""
     listener = commands.listen("-t", f"{name}/asked", "-q", "1")
     asking = ["stdbuf", "-oL", "mosquitto_rr", *commands.common, "-q", "1", "-t", f"{name}/asked", "-m", "question"]
     asker = subprocess.Popen([*asking, "-e", f"{name}/answer"], stdout=subprocess.PIPE, text=True)
@@ -208,7 +208,7 @@ def test_request_and_response(commands: Commands, name: str) -> None:
 
 @only_v5
 def test_will_delay(commands: Commands, name: str) -> None:
-    """A delayed will is not published when its client is back in time; with its properties when it is not."""
+    """A delayed will is not published if its client returns in time; otherwise it is, with its properties."""
     watcher = commands.listen("-t", f"{name}/will/#", "-q", "1", "-F", "%t %p %C")
     delay = ["--will-payload", "dead", "--will-qos", "1", "-D", "will", "will-delay-interval", "1"]
     delay += ["-D", "will", "content-type", "text/x-will", "-x", "100", "-c"]
@@ -222,7 +222,7 @@ def test_will_delay(commands: Commands, name: str) -> None:
 
 @only_v5
 def test_session_expiry(commands: Commands, name: str) -> None:
-    """A session is there until its time is over: one second, or a hundred, after the connection."""
+    """A session lasts until its expiry: one second, or a hundred, after the connection."""
     for client_id, seconds in ((f"{name}short", "1"), (f"{name}long", "100")):
         commands.lines("-i", client_id, "-c", "-x", seconds, "-t", f"{name}/{client_id}", "-q", "1", "-E")
     let_pass(1.3)
@@ -239,7 +239,7 @@ def test_session_expiry(commands: Commands, name: str) -> None:
 
 @only_v5
 def test_message_expiry(commands: Commands, name: str) -> None:
-    """A retained message whose time is over is not printed; one that waits has less of it left."""
+    """An expired retained message is not printed; one that waited has less time left."""
     for topic, seconds in (("short", "1"), ("long", "100")):
         expiry = ["-D", "publish", "message-expiry-interval", seconds]
         commands.publish("-t", f"{name}/{topic}", "-q", "1", "-r", "-m", topic, *expiry)

@@ -1,4 +1,4 @@
-"""MQTT.js, v3.1.1 and v5: what its users do, and the parts of MQTT 5 that it does by itself."""
+"""MQTT.js, v3.1.1 and v5: ordinary use, and the parts of MQTT 5 that it handles by itself."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def node(process: MqttJs) -> Iterator[MqttJs]:
 
 @pytest.fixture(params=[4, 5], ids=["v3.1.1", "v5"])
 def version(request: pytest.FixtureRequest) -> int:
-    """3.1.1 and 5."""
+    """The versions 3.1.1 and 5."""
     chosen: int = request.param
     return chosen
 
 
 @pytest.fixture
 def connect(broker: BrokerProcess, node: MqttJs, version: int) -> Connect:
-    """``connect(client_id, **options)``: a client that has its CONNACK."""
+    """``connect(client_id, **options)``: return a client that has its CONNACK."""
 
     def connect_one(client_id: str, **options: Any) -> JsClient:
         client = JsClient(node, broker, version, client_id, **options)
@@ -59,12 +59,12 @@ only_v5 = pytest.mark.parametrize("version", [5], ids=["v5"], indirect=True)
 
 
 def durable(version: int, seconds: int = 60) -> dict[str, Any]:
-    """Options of a session that outlives its connection."""
+    """Return the options of a lasting session."""
     return {"clean": False, **({"properties": {"sessionExpiryInterval": seconds}} if version == 5 else {})}
 
 
 def test_publish_and_subscribe(connect: Connect, name: str) -> None:
-    """Whatever was published with and granted: messages arrive in order, at the lower QoS."""
+    """For any published and granted QoS, messages arrive in order, at the lower of the two."""
     subscriber, publisher = connect(f"{name}s"), connect(f"{name}p")
     for granted in range(3):
         assert subscriber.subscribe(f"{name}/{granted}/+", granted)["granted"] == [granted]
@@ -93,7 +93,7 @@ def test_the_oldest_version(broker: BrokerProcess, node: MqttJs, name: str) -> N
 
 
 def test_large_and_empty_payloads(connect: Connect, name: str) -> None:
-    """A megabyte and nothing at all arrive as they were sent."""
+    """A payload of a megabyte and an empty one arrive unchanged."""
     client = connect(name)
     client.subscribe(name, 2)
     for payload in (bytes(range(256)) * 4096, b""):
@@ -102,7 +102,7 @@ def test_large_and_empty_payloads(connect: Connect, name: str) -> None:
 
 
 def test_retained(connect: Connect, name: str) -> None:
-    """A retained message comes to later subscribers with the flag; an empty one clears it."""
+    """A retained message is sent to later subscribers with the flag; an empty one clears it."""
     publisher = connect(f"{name}p")
     publisher.publish(f"{name}/kept", b"kept", 1, retain=True)
     subscriber = connect(f"{name}s")
@@ -119,7 +119,7 @@ def test_retained(connect: Connect, name: str) -> None:
 
 
 def test_will(connect: Connect, name: str) -> None:
-    """The will of a client whose socket breaks is published; that of one that ends is not."""
+    """The will of a client whose socket breaks is published; that of one that disconnects is not."""
     watcher = connect(f"{name}w")
     watcher.subscribe(f"{name}/will/+", 1)
     polite, broken = (
@@ -134,7 +134,7 @@ def test_will(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_will_delay(connect: Connect, name: str) -> None:
-    """A will that waits is not published when the client is back in time, and is when it stays away."""
+    """A delayed will is not published if the client returns in time, and is if it stays away."""
     watcher = connect(f"{name}w")
     watcher.subscribe(f"{name}/will/+", 1)
     options: dict[str, Any] = {"clean": False, "properties": {"sessionExpiryInterval": 100}, "reconnectPeriod": 0}
@@ -152,7 +152,7 @@ def test_will_delay(connect: Connect, name: str) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_resumption(connect: Connect, name: str, version: int, qos: int) -> None:
-    """A client that was away gets what was published meanwhile, in order, without subscribing again."""
+    """A client that was away gets the messages published meanwhile, in order, without subscribing again."""
     first = connect(name, **durable(version))
     assert first.packet("connack")["sessionPresent"] is False
     first.subscribe(name, qos)
@@ -167,7 +167,7 @@ def test_resumption(connect: Connect, name: str, version: int, qos: int) -> None
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_broken_connection_loses_nothing(connect: Connect, name: str, version: int, qos: int) -> None:
-    """Both sides lose their sockets again and again while they talk; QoS 2 repeats nothing, QoS 1 loses nothing."""
+    """Both sides lose their sockets again and again during the exchange; QoS 2 repeats nothing, QoS 1 loses nothing."""
     subscriber = connect(f"{name}s", **durable(version))
     subscriber.subscribe(name, qos)
     publisher = connect(f"{name}p", **durable(version))
@@ -188,7 +188,7 @@ def test_a_broken_connection_loses_nothing(connect: Connect, name: str, version:
 
 
 def test_shared_subscription(connect: Connect, name: str) -> None:
-    """Three members get each message once between them; what one that leaves had is given to the others."""
+    """Three members get each message once between them; messages of one that leaves are given to the others."""
     members = [connect(f"{name}m{number}") for number in range(3)]
     for member in members:
         member.subscribe(f"$share/g/{name}/#", 1)
@@ -215,7 +215,7 @@ def test_shared_subscription(connect: Connect, name: str) -> None:
 
 
 def test_keep_alive(connect: Connect, name: str) -> None:
-    """PINGREQ is answered and the connection stays; a client that says nothing any more is closed, its will is due."""
+    """PINGREQ is answered and the connection stays; a client that falls silent is closed and its will published."""
     watcher = connect(f"{name}w")
     watcher.subscribe(f"{name}/will", 0)
     client = connect(name, keepalive=1, will={"topic": f"{name}/will", "payload": "silent", "qos": 0})
@@ -228,7 +228,7 @@ def test_keep_alive(connect: Connect, name: str) -> None:
 def test_keep_alive_of_a_frozen_client(
     connect: Connect, broker: BrokerProcess, name: str, version: int, tmp_path: Path
 ) -> None:
-    """A process that is stopped is closed after one and a half times its Keep Alive; its will is published."""
+    """A stopped process loses its connection after one and a half times its Keep Alive; its will is published."""
     watcher = connect(f"{name}w")
     watcher.subscribe(f"{name}/will", 0)
     frozen = MqttJs(tmp_path / "frozen.log")
@@ -242,7 +242,7 @@ def test_keep_alive_of_a_frozen_client(
 
 
 def test_end(connect: Connect, name: str) -> None:
-    """end() sends DISCONNECT and closes; what was in the middle of its handshake is finished first."""
+    """end() sends DISCONNECT and closes, after open handshakes are completed."""
     watcher = connect(f"{name}w")
     watcher.subscribe(name, 2)
     client = connect(name, reconnectPeriod=0)
@@ -254,7 +254,7 @@ def test_end(connect: Connect, name: str) -> None:
 
 
 def test_take_over(connect: Connect, name: str, version: int) -> None:
-    """A second client of the same name takes the first one's place; in v5 that is told why."""
+    """A second client with the same client id takes the first one's session; in v5 the first gets the reason."""
     first = connect(name, reconnectPeriod=0)
     second = connect(f"{name}x", reconnectPeriod=0, clientId=name)
     if version == 5:
@@ -265,7 +265,7 @@ def test_take_over(connect: Connect, name: str, version: int) -> None:
 
 @only_v5
 def test_properties(connect: Connect, name: str) -> None:
-    """Every property of a PUBLISH arrives as it was sent; repeated User Properties in their order."""
+    """Every property of a PUBLISH arrives unchanged; repeated User Properties in order."""
     subscriber, publisher = connect(f"{name}s"), connect(f"{name}p")
     subscriber.subscribe(name, 1)
     properties = {
@@ -283,7 +283,7 @@ def test_properties(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_message_expiry(connect: Connect, name: str) -> None:
-    """A message waits for its subscriber with the time that is left; one whose time is over does not come."""
+    """A queued message is delivered with the time it has left; an expired one is not."""
     subscriber = connect(name, **durable(5))
     subscriber.subscribe(name, 1)
     subscriber.end()
@@ -320,7 +320,7 @@ def test_subscription_identifiers_and_options(connect: Connect, name: str) -> No
 
 @only_v5
 def test_topic_aliases_to_the_broker(connect: Connect, name: str) -> None:
-    """MQTT.js assigns aliases by itself; after as many topics as it may name, it uses them anew."""
+    """MQTT.js assigns aliases by itself and reuses them after as many topics as it may name."""
     publisher, subscriber = connect(f"{name}p", autoAssignTopicAlias=True), connect(f"{name}s")
     aliases: int = publisher.packet("connack")["properties"]["topicAliasMaximum"]
     assert aliases > 0
@@ -336,7 +336,7 @@ def test_topic_aliases_to_the_broker(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_topic_aliases_from_the_broker(connect: Connect, name: str) -> None:
-    """The broker names the topics of a client that allows it by aliases; the application sees the topics."""
+    """The broker uses aliases for the topics of a client that allows it; the application sees the topics."""
     subscriber, publisher = connect(f"{name}s", properties={"topicAliasMaximum": 3}), connect(f"{name}p")
     subscriber.subscribe(f"{name}/#", 1)
     topics = [f"{name}/some/topic/{number % 5}" for number in range(100)]
@@ -354,7 +354,7 @@ def test_topic_aliases_from_the_broker(connect: Connect, name: str) -> None:
 @only_v5
 @pytest.mark.parametrize("qos", [1, 2])
 def test_receive_maximum_of_the_client(connect: Connect, name: str, qos: int) -> None:
-    """Never more messages without their answer than the client allowed."""
+    """There are never more unacknowledged messages than the client allowed."""
     subscriber, publisher = connect(f"{name}s", properties={"receiveMaximum": 2}), connect(f"{name}p")
     subscriber.subscribe(name, qos)
     for number in range(60):
@@ -372,7 +372,7 @@ def test_receive_maximum_of_the_client(connect: Connect, name: str, qos: int) ->
 
 @only_v5
 def test_receive_maximum_of_the_broker(connect: Connect, name: str) -> None:
-    """The broker names its own; three hundred messages given to MQTT.js at once all get through."""
+    """The broker sends its own maximum; three hundred messages given to MQTT.js at once all arrive."""
     publisher, subscriber = connect(f"{name}p"), connect(f"{name}s")
     allowed = publisher.packet("connack")["properties"].get("receiveMaximum", 65535)
     assert allowed < 300
@@ -385,7 +385,7 @@ def test_receive_maximum_of_the_broker(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_maximum_packet_size_of_the_client(connect: Connect, name: str) -> None:
-    """What is larger than a client takes is not sent to it; the next message is."""
+    """A message larger than the client accepts is not sent to it; the next one is."""
     subscriber, publisher = connect(f"{name}s", properties={"maximumPacketSize": 100}), connect(f"{name}p")
     subscriber.subscribe(name, 1)
     publisher.publish(name, b"x" * 100, 1)
@@ -395,7 +395,7 @@ def test_maximum_packet_size_of_the_client(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_reason_codes(connect: Connect, name: str) -> None:
-    """No matching subscribers, no subscription existed, not authorized to: each packet says its reason."""
+    """No matching subscribers, no subscription existed, not authorized: each packet has its reason code."""
     client = connect(name)
     client.publish(name, b"nobody", 1)
     assert client.packet("puback")["reasonCode"] == 0x10
@@ -408,7 +408,7 @@ def test_reason_codes(connect: Connect, name: str) -> None:
 
 
 def test_connack_of_a_nameless_client(broker: BrokerProcess, node: MqttJs) -> None:
-    """The broker assigns a Client Identifier and says what it can do."""
+    """The broker assigns a Client Identifier and names its capabilities."""
     client = JsClient(node, broker, 5, "", properties={"sessionExpiryInterval": 0xFFFFFFFF})
     connack = client.packet("connack")
     properties = connack["properties"]
@@ -419,7 +419,7 @@ def test_connack_of_a_nameless_client(broker: BrokerProcess, node: MqttJs) -> No
 
 
 def test_server_keep_alive(own_broker: Start, node: MqttJs, workers: int) -> None:
-    """MQTT.js pings as often as the broker says, not as often as it had meant to."""
+    """MQTT.js pings at the broker's interval, not at its own."""
     broker = own_broker(workers, environment={"MQTTD_LIMITS__KEEP_ALIVE_SECONDS_MAX": "1"})
     client = JsClient(node, broker, 5, "client", keepalive=600)
     assert client.packet("connack")["properties"]["serverKeepAlive"] == 1
@@ -427,7 +427,7 @@ def test_server_keep_alive(own_broker: Start, node: MqttJs, workers: int) -> Non
 
 
 def test_the_broker_is_restarted(own_broker: Start, node: MqttJs, workers: int, version: int) -> None:
-    """v5 clients are told; MQTT.js comes back, sends what was given to it meanwhile, and subscribes again."""
+    """v5 clients are notified; MQTT.js reconnects, sends messages accepted meanwhile, and subscribes again."""
     broker = own_broker(workers)
     client = JsClient(node, broker, version, "client")
     client.next("connect")
@@ -445,7 +445,7 @@ def test_the_broker_is_restarted(own_broker: Start, node: MqttJs, workers: int, 
 
 
 def test_credentials(own_broker: Start, node: MqttJs, workers: int, version: int, tmp_path: Path) -> None:
-    """A wrong password is refused with its code, the right one is not."""
+    """A wrong password is refused with its code; the right one is accepted."""
     file = tmp_path / "users"
     command = [sys.executable, "-m", "broker", "passwd", "--password-stdin", str(file), "alice"]
     subprocess.run(command, cwd=ROOT, input=b"secret", check=True, timeout=SECONDS_MAX)

@@ -24,7 +24,7 @@ VERSIONS = {4: MQTTProtocolVersion.MQTTv311, 5: MQTTProtocolVersion.MQTTv5}
 
 
 class Paho:
-    """A paho client in its own thread; what it receives lies in ``messages``."""
+    """A paho client in its own thread; received messages are in ``messages``."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Paho:
         self._connected.set()
 
     def subscribe(self, topic: str, qos: int, **options: Any) -> list[int]:
-        """Subscribe and wait for the SUBACK; its codes. ``options`` are of SubscribeOptions, or properties."""
+        """Subscribe; return the codes of the SUBACK. ``options`` are of SubscribeOptions, or properties."""
         properties = named(
             PacketTypes.SUBSCRIBE, **{name: options.pop(name) for name in list(options) if name[0].isupper()}
         )
@@ -81,40 +81,40 @@ class Paho:
         return self.reasons.get(timeout=SECONDS_MAX)
 
     def unsubscribe(self, topic: str) -> list[int]:
-        """Unsubscribe and wait for the UNSUBACK; its codes."""
+        """Unsubscribe; return the codes of the UNSUBACK."""
         self.client.unsubscribe(topic)
         return self.reasons.get(timeout=SECONDS_MAX)
 
     def publish(self, topic: str, payload: bytes, qos: int, retain: bool = False, **properties: Any) -> list[int]:
-        """Publish and wait for the end of the handshake; the code of its last packet."""
+        """Publish and complete the handshake; return the code of its last packet."""
         asked = named(PacketTypes.PUBLISH, **properties) if properties else None
         self.client.publish(topic, payload, qos, retain, properties=asked)
         return self.reasons.get(timeout=SECONDS_MAX)
 
     def receive(self) -> Any:
-        """The next message; Any, because paho's properties have names that no type checker knows."""
+        """Return the next message; Any, because paho's properties have names that no type checker knows."""
         return self.messages.get(timeout=SECONDS_MAX)
 
     def leave(self, **properties: Any) -> None:
-        """DISCONNECT."""
+        """Send DISCONNECT and wait for the end."""
         self.client.disconnect(properties=named(PacketTypes.DISCONNECT, **properties) if properties else None)
         assert self._closed.wait(SECONDS_MAX)
         self.client.loop_stop()
 
     def end(self) -> None:
-        """Whatever state it is in. Its thread looks up once a second, or when it has something to send."""
+        """End in any state. The thread wakes once a second, or when it has something to send."""
         self.client.disconnect()
         self.client.loop_stop()
 
     def break_down(self) -> None:
-        """Its connection ends without DISCONNECT."""
+        """End the connection without DISCONNECT."""
         sock: Any = self.client.socket()
         sock.shutdown(socket.SHUT_RDWR)
         self.client.loop_stop()
 
 
 def named(packet: int, **properties: Any) -> Properties:
-    """Properties of a packet, by paho's names."""
+    """Return properties of a packet, by paho's names."""
     made = Properties(packet)
     for name, value in properties.items():
         setattr(made, name, value)
@@ -127,7 +127,7 @@ only_v5 = pytest.mark.parametrize("make", [5], ids=["v5"], indirect=True)
 
 @pytest.fixture(params=[4, 5], ids=["v3.1.1", "v5"])
 def make(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Make]:
-    """``make(client_id, clean=True, will=None, **properties)``: a connected paho client."""
+    """``make(client_id, clean=True, will=None, **properties)``: return a connected paho client."""
     made: list[Paho] = []
 
     def connect(client_id: str, *arguments: Any, **options: Any) -> Paho:
@@ -153,7 +153,7 @@ def test_publish_and_subscribe(make: Make, name: str, published: int, granted: i
 
 
 def test_retained(make: Make, name: str) -> None:
-    """A retained message comes to a later subscriber with the flag."""
+    """A retained message is sent to a later subscriber with the flag."""
     make(f"{name}p").publish(name, b"kept", 1, retain=True)
     subscriber = make(f"{name}s")
     subscriber.subscribe(name, 1)
@@ -162,7 +162,7 @@ def test_retained(make: Make, name: str) -> None:
 
 
 def test_will(make: Make, name: str) -> None:
-    """The will of a client that breaks down is published, that of one that leaves is not."""
+    """The will of a client whose connection breaks is published; that of one that disconnects is not."""
     watcher = make(f"{name}w")
     watcher.subscribe("+/will", 1)
     make(f"{name}a", will=b"no").leave()
@@ -174,7 +174,7 @@ def test_will(make: Make, name: str) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_resumption(make: Make, name: str, qos: int) -> None:
-    """A client with a session that was away gets what was published meanwhile, in order."""
+    """A client that resumes its session gets the messages published meanwhile, in order."""
     first = make(name, clean=False)
     assert not first.session_present
     first.subscribe(name, qos)
@@ -188,7 +188,7 @@ def test_resumption(make: Make, name: str, qos: int) -> None:
 
 
 def test_shared_subscription(make: Make, name: str) -> None:
-    """Three members get each message once between them; two do when one has left."""
+    """Three members get each message once between them; after one has left, two do."""
     members = [make(f"{name}m{number}") for number in range(3)]
     for member in members:
         assert member.subscribe(f"$share/g/{name}/#", 1) == [1]
@@ -208,7 +208,7 @@ def test_shared_subscription(make: Make, name: str) -> None:
 
 @only_v5
 def test_properties(make: Make, name: str) -> None:
-    """A client gets the properties another one sent, as they were sent."""
+    """A client gets the properties of another client's message unchanged."""
     subscriber, publisher = make(f"{name}s"), make(f"{name}p")
     subscriber.subscribe(name, 1)
     properties: dict[str, Any] = {
@@ -226,7 +226,7 @@ def test_properties(make: Make, name: str) -> None:
 
 @only_v5
 def test_topic_alias(make: Make, name: str) -> None:
-    """A topic is named once and meant by its number from then on; the subscriber sees the topic."""
+    """A topic is sent once and then replaced by its alias; the subscriber sees the topic."""
     subscriber, publisher = make(f"{name}s"), make(f"{name}p")
     assert publisher.granted.TopicAliasMaximum > 0
     subscriber.subscribe(f"{name}/#", 1)
@@ -237,7 +237,7 @@ def test_topic_alias(make: Make, name: str) -> None:
 
 @only_v5
 def test_message_expiry(make: Make, name: str) -> None:
-    """What waited has less time left; what waited too long does not come."""
+    """A queued message has less time left; an expired one is not delivered."""
     subscriber = make(name, clean=False)
     subscriber.subscribe(name, 1)
     subscriber.leave()
@@ -252,7 +252,7 @@ def test_message_expiry(make: Make, name: str) -> None:
 
 @only_v5
 def test_session_expiry(make: Make, name: str) -> None:
-    """A session ends when its time is over, or at once when DISCONNECT says so; till then it waits."""
+    """A session lasts until its expiry, or until a DISCONNECT that ends it at once."""
     make(f"{name}short", clean=False, SessionExpiryInterval=1).leave()
     make(f"{name}long", clean=False).leave()
     make(f"{name}changed", clean=False).leave(SessionExpiryInterval=0)
@@ -263,7 +263,7 @@ def test_session_expiry(make: Make, name: str) -> None:
 
 @only_v5
 def test_will_delay(make: Make, name: str) -> None:
-    """A delayed will is not published when its client is back in time, and is when it is not, with its properties."""
+    """A delayed will is not published if its client returns in time; otherwise it is, with its properties."""
     watcher = make(f"{name}w")
     watcher.subscribe("+/will", 1)
     asked = named(PacketTypes.WILLMESSAGE, WillDelayInterval=1, ContentType="text/x-will")
@@ -300,7 +300,7 @@ def test_subscription_identifiers_and_options(make: Make, name: str) -> None:
 
 @only_v5
 def test_receive_maximum(make: Make, name: str) -> None:
-    """A client that allows one message at a time gets them all, one after the other."""
+    """A client that allows one message at a time gets all of them, one after the other."""
     subscriber, publisher = make(f"{name}s", ReceiveMaximum=1), make(f"{name}p")
     subscriber.subscribe(name, 2)
     for number in range(20):
@@ -310,7 +310,7 @@ def test_receive_maximum(make: Make, name: str) -> None:
 
 @only_v5
 def test_reason_codes_and_an_assigned_name(make: Make, name: str) -> None:
-    """No matching subscribers, no subscription existed; a client without a name is told the one it has."""
+    """No matching subscribers, no subscription existed; a client without an id gets the assigned one."""
     client = make("")
     assert client.granted.AssignedClientIdentifier
     assert client.publish(name, b"nobody", 1) == [0x10]

@@ -1,4 +1,4 @@
-"""The archive of a store: what a plain model says that a reader gets, through restarts and retention."""
+"""The archive of a store agrees with a plain model of what a reader gets, through restarts and retention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPIRY = b"\x02\x00\x00\x00\x3c"
 
 
 def matches(topic_filter: bytes, topic: bytes) -> bool:
-    """MQTT 4.7, as plainly as it can be said."""
+    """MQTT 4.7, in its plainest form."""
     wanted, levels = topic_filter.split(b"/"), topic.split(b"/")
     if topic[:1] == b"$" and wanted[0] in (b"#", b"+"):
         return False
@@ -53,7 +53,7 @@ def opened(path: Path, *tables: Table, worker: int = 0) -> LevelStore:
 
 @dataclass
 class Source:
-    """A worker that archives: what it has archived, in the order of numbers."""
+    """A worker that archives: its archived messages, in the order of numbers."""
 
     store: LevelStore
     number: int = 1_700_000_000_000_000 << 8
@@ -335,7 +335,7 @@ def _is_exact(store: LevelStore) -> bool:
 
 def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: Path) -> None:
     source = Source(opened(tmp_path / "0", table(b"a", hours=0.001), table(b"b", hours=0.001)))
-    source.archive(b"a", b"old")  # of 2023
+    source.archive(b"a", b"old")  # from 2023
     source.archive(b"b", b"old")
     source.commit()
     wait_until(lambda: source.store.archive.held_bytes == 0, 30, "both are removed")
@@ -343,8 +343,8 @@ def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: 
     assert source.store.archive.start(b"a") == source.rows[0][0]
     source.store.close()
     source.store = opened(tmp_path / "0", table(b"a", hours=0.001))
-    assert source.store.archive.highest == source.number  # numbers go on above what was removed
-    assert source.store.archive.start(b"b") == source.rows[1][0]  # what was removed of the rule that is gone, too
+    assert source.store.archive.highest == source.number  # numbers stay above those that were removed
+    assert source.store.archive.start(b"b") == source.rows[1][0]  # the removed position of the deleted rule, too
     assert [key for key, _ in source.store.scan(b"K")] == [schema.removed_key(1, 0), schema.removed_key(2, 0)]
     source.store.close()
 
@@ -364,7 +364,7 @@ def test_age_follows_the_clock_forward_and_never_back(tmp_path: Path, monkeypatc
     step[0] = 7200.0
     wait_until(lambda: source.store.archive.start(b"a") == source.number, 30, "both are old")
     step[0] = 0.0
-    source.number += 3_600_000_000 << 8  # as numbers go on: an hour old
+    source.number += 3_600_000_000 << 8  # an hour old, by its number
     source.archive(b"a", b"3")
     source.commit()
     assert [row[2] for row in read(source.store, [b"a"], source.rows[1][0])] == [b"3"]

@@ -1,4 +1,4 @@
-"""The archive of a store with damage in it: what cannot be read is passed over, said and told; nothing else is lost."""
+"""The archive of a damaged store: unreadable parts are skipped, logged and reported to readers; the rest is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 
 def followed(store: LevelStore, filters: list[bytes], after: int = 0, size: int = 65536) -> list[bytes]:
-    """Payloads, as a reader gets them that goes on behind each gap; a gap is b"?"."""
+    """Return the payloads for a reader that continues behind each gap; a gap is b"?"."""
     got: list[bytes] = []
     while True:
         try:
@@ -40,7 +40,7 @@ def followed(store: LevelStore, filters: list[bytes], after: int = 0, size: int 
 
 
 def filled(path: Path, blocks: int, *tables: Table, size: int = 0) -> Source:
-    """A block for each message: its number, and so many bytes."""
+    """Return a source with one block for each message: its number, and so many bytes."""
     source = Source(opened(path, *tables))
     for number in range(blocks):
         source.archive(b"a/b", b"%d" % number + bytes(size))
@@ -152,7 +152,7 @@ def test_characters_that_are_refused_since_are_no_damage(tmp_path: Path) -> None
 
 
 def unreadable(path: Path, table_at: int = 0, offset: int = 500) -> None:
-    """What is there lies in tables; a byte of one of these is another one."""
+    """Move everything into tables, and change one byte of one of them."""
     with plyvel.DB(str(path)) as db:
         db.compact_range()
     file = sorted(path.glob("*.ldb"))[table_at]
@@ -207,7 +207,7 @@ def test_retention_passes_an_unreadable_part_of_a_table(tmp_path: Path) -> None:
 
 
 def test_a_damaged_rule_keeps_its_blocks(tmp_path: Path) -> None:
-    """Its filter is in its key, and only one rule number has blocks and no rule: they belong together."""
+    """The rule's filter is in its key, and only one rule number has blocks and no rule: they belong together."""
     path = tmp_path / "0"
     source = Source(opened(path, table(b"a/#"), table(b"b")))
     source.archive(b"a/b", b"1")

@@ -1,7 +1,7 @@
 """The archive against a model: tables that overlap, shadow, change, vanish and return, readers that match little,
-damage, retention by bytes and by age, clocks that step, restarts in between. What a reader does not get was removed,
-was never archived, or cannot be read, and then it is told: by `start` for a position before it, by `FallenBehind` for a
-gap behind it. Nothing is removed by age that is younger by every clock there was.
+damage, retention by bytes and by age, clocks that step, restarts in between. A message that a reader does not get was
+removed, never archived, or unreadable, and the reader is notified: by `start` of a position before it, by
+`FallenBehind` of a gap behind it. Nothing is removed by age that is younger by every clock there was.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FILTERS = [b"alarms/#", b"alarms/1", b"a/#", b"a/b/c", b"a/b/#", b"a/+/c", b"b",
 TOPICS = [b"alarms/1", b"alarms/2", b"a/b", b"a/b/c", b"a/x/c", b"b", b"c", b"c/b"]
 SMALL = 1 << 20
 AGES = [1, 24, 1_000_000]
-"""Hours."""
+"""In hours."""
 STEPS = [0, 0, 1, 60, 1800, 3 * 3600, 30 * 3600, -1, -1800, -30 * 3600]
-"""Seconds that the clock steps."""
+"""Steps of the clock, in seconds."""
 BEGIN = 1_700_000_000.0
 MICROSECONDS = 1_000_000
 
@@ -42,14 +42,14 @@ class Model:
     tables: list[Table] = field(default_factory=list)
     published: list[tuple[int, bytes]] = field(default_factory=list)
     always: list[bytes] = field(default_factory=lambda: list(FILTERS))
-    """Filters that some table has covered all the time."""
+    """Filters that some table has always covered."""
     limited: set[bytes] = field(default_factory=set)
-    """Tables that have been limited at some time."""
+    """Tables that have ever been limited."""
     aged: dict[bytes, int] = field(default_factory=dict)
-    """Tables that have been limited by age at some time -> to how few hours."""
+    """Tables that have ever been limited by age -> the fewest hours."""
     clock: float = BEGIN
     latest: float = BEGIN
-    """The highest that the clock has shown."""
+    """The latest time that the clock has shown."""
     is_damaged: bool = False
     restarts: int = 0
 
@@ -123,7 +123,7 @@ class Model:
 
 
 def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """(numbers, gaps that were told) of a reader that goes on behind each gap."""
+    """Return (numbers, reported gaps) of a reader that continues behind each gap."""
     got: list[int] = []
     told: list[tuple[int, int]] = []
     while True:
@@ -140,7 +140,7 @@ def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[l
 
 
 class Clock:
-    """What the archive takes for the module `time`."""
+    """The archive's replacement for the module `time`."""
 
     monotonic = staticmethod(time.monotonic)
 

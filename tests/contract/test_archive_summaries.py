@@ -1,4 +1,4 @@
-"""Summaries of the archive: what they say of topics, and that readers look at little else."""
+"""Summaries of the archive: their statements about topics, and that readers look at little else."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_summary_is_these_bytes() -> None:
 
 
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with each block that a reader looks at."""
+    """Return a list that grows with each block that a reader looks at."""
     looked: list[int] = []
 
     def counted(key: bytes, value: bytes, behind: int) -> Any:
@@ -180,7 +180,7 @@ def test_a_rare_filter_reads_what_has_it(tmp_path: Path, monkeypatch: pytest.Mon
 def test_summaries_of_an_older_release_are_used_with_a_block_of_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They say which number their stretch begins with, and not that nothing lies before it."""
+    """Old summaries name the first number of their stretch, and do not exclude earlier ones."""
     source = filled(tmp_path / "0", 20 * schema.SUMMARY_BLOCKS)
     source.store.close()
     with plyvel.DB(str(tmp_path / "0")) as db:
@@ -191,7 +191,7 @@ def test_summaries_of_an_older_release_are_used_with_a_block_of_each(
             first = firsts[bisect_left(firsts, speaks_from)]
             assert first > speaks_from
             db.put(key, schema.encode_summary(first, blocks, bits))
-        # and one is not there: its blocks are looked at
+        # one summary is missing: its blocks are read
         db.delete(summaries[4][0])
     source.store = opened(tmp_path / "0", table(b"#"))
     looked = looked_at(monkeypatch)
@@ -205,7 +205,7 @@ def test_summaries_of_an_older_release_are_used_with_a_block_of_each(
 def test_passing_over_gives_what_looking_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, older: bool
 ) -> None:
-    """Restarts in between, summaries that are missing or damaged, pages of few stretches: the same messages."""
+    """With restarts in between, missing or damaged summaries and pages of few stretches, the messages are the same."""
     choose = random.Random(seed)
     monkeypatch.setattr(schema, "SUMMARY_BLOCKS", choose.choice([2, 3, 8]))
     monkeypatch.setattr(archive_blocks, "_PASSED_MAX", choose.choice([1, 2, 5]))

@@ -1,4 +1,4 @@
-"""Tables that overlap, and that come and go: what each says of positions, and what readers are told."""
+"""Tables that overlap, vanish and return: the positions that each reports, and the notices that readers get."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fill(source: Source, topic: bytes, blocks: int, size: int = 20_000) -> None:
 
 
 def removes(store: LevelStore, topic_filter: bytes) -> int:
-    """Retention does what it has to -> up to where."""
+    """Wait for retention, and return the position up to which it has removed."""
     wait_until(lambda: store.archive.start(topic_filter) > 0, 30, "something is removed")
     return store.archive.start(topic_filter)
 
@@ -49,7 +49,7 @@ def is_gone(store: LevelStore, topic_filter: bytes, after: int) -> bool:
 
 
 def test_a_table_removes_only_its_own(tmp_path: Path) -> None:
-    """`alarms/#` is kept for a year; what `#` behind it removes is no alarm."""
+    """`alarms/#` is kept for a year; retention of `#` behind it removes no alarm."""
     source = Source(opened(tmp_path / "0", table(b"alarms/#", YEAR * 100), table(b"#", size=MB)))
     source.archive(b"alarms/1", b"first")
     source.commit()
@@ -89,7 +89,7 @@ def test_what_a_table_had_before_another_was_put_in_front_counts(tmp_path: Path,
 
 
 def test_a_table_that_comes_back_has_a_gap(tmp_path: Path) -> None:
-    """It was taken out, all it had became old, and it is there again: positions of its former life are refused."""
+    """After a table was removed, had expired and was added again, positions from its earlier life are refused."""
     path = tmp_path / "0"
     source = Source(opened(path, table(b"a/#", hours=0.001), table(b"b")))
     fill(source, b"a/1", 3)
@@ -160,7 +160,7 @@ def test_rules_of_an_older_release_count_from_now_on(tmp_path: Path) -> None:
         source.store.put(key, value[: schema.RULE_1.size])
     source.commit()
     source = restarted(source, path, table(b"alarms/#"), table(b"#", size=MB))
-    assert source.store.archive.start(b"alarms/1") >= removed  # nobody knows better
+    assert source.store.archive.start(b"alarms/1") >= removed  # the earlier position is all that is known
     before = source.number
     fill(source, b"sensor/1", 80)
     wait_until(lambda: source.store.archive.start(b"#") > before, 30, "more is removed")

@@ -1,4 +1,4 @@
-"""The bytes of sessions and wills (docs/store.md), and what is no such record."""
+"""The bytes of sessions and wills (docs/store.md), and bytes that are no such record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSIONS_1 = [
     (StoredSession(1, 3, "é", 0x0102030405060708, 0), "01000000 03 0807060504030201 0000000000000000 0200 c3a9"),
     (StoredSession(0, 5, "u" * 0xFFFF, 2, 1), "00000000 05 0200000000000000 0100000000000000 ffff" + "75" * 0xFFFF),
 ]
-"""As version 1 has them: the longest username says the length that none says."""
+"""In version 1, the length of the longest username is the same as the mark for none."""
 QUEUED_1 = [
     (None, "ffff"),
     ("", "0000"),

@@ -1,4 +1,4 @@
-"""Events on a disk: they cost no commit, stay below their bound whatever happens, and are read in order."""
+"""Events on a disk: they cost no commit, always stay below their bound, and are read in order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record(store: LevelStore, numbers: list[int]) -> None:
 
 
 def read(store: LevelStore, after: int = 0, bytes_max: int = 4000) -> list[int]:
-    """Numbers of all that are there; each is whole, and begins where the one before it ends."""
+    """Return the numbers of all events; each is whole, and begins where the previous one ends."""
     found, end, is_all = [], None, False
     while not is_all:
         page, is_all = store.events(after, bytes_max)
@@ -164,7 +164,7 @@ def test_the_bound_holds_over_sigkill(tmp_path: Path, lines: int) -> None:
 
 
 def test_the_disk_has_no_more_than_the_bound_for_long(tmp_path: Path) -> None:
-    """Ten times the bound is recorded: deleted keys and what they have deleted leave the tables."""
+    """After recording ten times the bound, deletion markers and the deleted keys leave the tables."""
     store = LevelStore(tmp_path / "0", events_bytes_max=1 << 20, fsync=False)
     text = "".join(f"{number:x}" for number in range(250))  # does not compress to nothing
     for at in range(0, 20_000, 200):

@@ -1,5 +1,5 @@
-"""Every field of every record at every length (tests/record_forms.py): it is read as it was written, or refused when it
-is written; never cut, and never taken for another. The compiled code reads and writes the same bytes.
+"""Every field of every record at every length (tests/record_forms.py) is read as it was written, or refused at the
+write; never cut, and never taken for another. The compiled code reads and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.record_forms import FORMS, MESSAGE, MODULES, REFUSALS, Case, Form, at
 from tests.unit.adapters import records_adapter as adapter
 from zmq_mesh.envelope import Entry, encode_entry
 
-#: Classes of these modules that are no sample of a form: why
+#: Classes of these modules that are no sample of a form, with the reason
 OTHERS = {
     "Part": "its form, Reach, has what lies between its numbers",
     "StoredSubscription": "its form, Subscription, has what is owed as well",
@@ -42,7 +42,7 @@ OTHERS = {
 
 
 def classes_of(module: Any) -> set[str]:
-    """Records that a module defines."""
+    """Return the names of the records that a module defines."""
     return {
         name
         for name, found in inspect.getmembers(module, inspect.isclass)
@@ -52,14 +52,14 @@ def classes_of(module: Any) -> set[str]:
 
 
 def test_every_record_has_a_form() -> None:
-    """A new encoder, class or field is in the table, or this says so."""
+    """Fails if a new encoder, class or field is not in the table."""
     encoders = {
         f"{module.__name__.rpartition('.')[2]}.{name}"
         for module in MODULES
         for name, found in inspect.getmembers(module, inspect.isfunction)
         if name.startswith("encode_") and found.__module__ == module.__name__
     }
-    # many entries in one part: entries one behind the other
+    # many entries in one part are consecutive entries
     assert {form.writes for form in FORMS} - {""} == encoders - {"envelope.encode_entries"}
     known = {type(form.sample).__name__ for form in FORMS} | OTHERS.keys()
     assert set().union(*map(classes_of, MODULES)) <= known
@@ -117,7 +117,7 @@ def found_in(message: Message) -> StoredMessage:
 
 
 def fitting(form: Form) -> list[Case]:
-    """Those that hold what they may."""
+    """Return the cases within the greatest lengths."""
     return [case for case in cases(form) if not case.beyond]
 
 
@@ -134,7 +134,7 @@ def test_compiled_queued_messages() -> None:
     (form,) = (form for form in FORMS if form.name == "queued message")
     for case in fitting(form):
         queued: StoredQueued = case.record
-        if case.what.startswith("message.properties"):  # its interval would be looked for in them
+        if case.what.startswith("message.properties"):  # its interval would be searched for in them
             queued = queued._replace(message=dataclasses.replace(queued.message, expires=None))
         flags, group, identifiers, message = unpack_queued(encode_queued(queued))
         assert StoredQueued(flags, group, identifiers or b"", found_in(message)) == queued, case.what
@@ -197,7 +197,7 @@ LENGTHS = (1, 65_534, 65_535)
 
 
 class Heard:
-    """Stands for what is around a part of the broker: calls are noted, and nothing happens."""
+    """Replaces the surroundings of a part of the broker: calls are recorded and do nothing."""
 
     def __init__(self, **known: Any) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []

@@ -1,6 +1,4 @@
-"""A disk that is full or refuses: nothing is durable by word alone, what is deleted makes room, and it is well again by
-itself.
-"""
+"""A full or refusing disk: nothing counts as durable before it is written, deletion makes room, the store recovers."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from tests.small_disk import fill, grow, mounted
 
 
 class Refusing:
-    """Makes `Database.write` fail as long as it is told to."""
+    """Makes `Database.write` fail while `refuses` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refuses = False
@@ -76,7 +74,7 @@ def test_a_disk_that_refuses_makes_nothing_durable_and_is_tried_again(
 def test_what_waits_for_a_writer_that_fails_is_written_when_it_writes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batch is of the database as it was opened before, and the counters are still to be put into it."""
+    """The waiting batch belongs to the database before it was reopened, and still lacks the counters."""
     monkeypatch.setattr("leveldb_store.writer.RETRY_SECONDS", 0.02)
     begun, goes_on = threading.Event(), threading.Event()
     write = Database.write
@@ -173,7 +171,7 @@ def test_little_room_is_said_before_the_disk_is_full_and_deletions_make_room(sma
     assert not is_full()
     while not is_full():
         wait_durable(store, writer.append(*[(os.urandom(50_000), (b"a",))] * 4))
-    # (or a compaction had no room, and has used up the reserve: the writes have gone on)
+    # (or a compaction had no room and has used up the reserve: the writes have continued)
     store.put(b"S", b"a state record still is")
     store.trim(b"a", store.last_position)
     wait_durable(store, store.flush())
@@ -262,7 +260,7 @@ def test_it_closes_while_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_store_without_a_reserve_waits_for_room_that_somebody_gives_back(small_disk: Path) -> None:
-    """Another store's compaction had the last of it."""
+    """Another store's compaction has taken the last room."""
     store = LevelStore(small_disk / "0", options=PLAIN, say=pytest.fail)
     wait_durable(store, Writer(store).append((os.urandom(100_000), (b"a",))))
     store.close()

@@ -1,4 +1,4 @@
-"""What only a store on disk promises: what is durable is there again, room is given back, errors are told."""
+"""Promises of a store on disk only: durable records survive, room is given back, errors are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 
 
 def families(store: LevelStore) -> dict[bytes, int]:
-    """How many keys there are of each family, but those that exist once."""
+    """Return the number of keys of each family, without those that exist once."""
     counts: dict[bytes, int] = {}
     for key, _ in store.scan(b""):
         if key[:1] != b"\0":
@@ -89,7 +89,7 @@ def test_one_batch_gathers_while_another_is_written(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("what", ["put", "delete"])
 def test_what_is_written_as_one_is_bounded(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much has gathered behind a slow write, records that are deleted included: their keys may be long."""
+    """However much has gathered behind a slow write, including deleted records, whose keys may be long."""
     write, goes_on = Database.write, threading.Event()
     sizes: list[int] = []
 
@@ -145,7 +145,7 @@ def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
 
 
 def test_buffered_records_carry_the_position_that_they_may_name(tmp_path: Path) -> None:
-    """A power cut may leave a batch and not those before it; in no case a position is given twice."""
+    """A power cut may keep a batch and lose earlier ones; a position is never given twice."""
     store = LevelStore(tmp_path / "0", fsync=False)
     writer = Writer(store)
     wait_durable(store, writer.append((b"1", (b"a",)), (b"2", (b"a",))))
@@ -248,7 +248,7 @@ def test_a_part_that_nobody_needs_for_two_reasons_counts_once(tmp_path: Path) ->
 
 
 def test_of_very_many_parts_the_later_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until what is trimmed makes room, or they touch each other."""
+    """Later parts stay until trimming makes room, or until they touch each other."""
     monkeypatch.setattr("leveldb_store.indexes.SPANS_MAX", 3)
     store = LevelStore(tmp_path, fsync=False)
     writer = Writer(store)
@@ -323,16 +323,16 @@ def test_disk_use_follows(tmp_path: Path) -> None:
         until(lambda: families(store)[b"B"] <= 10)
 
     def used() -> int:
-        # what somebody was reading when it was merged into another table LevelDB removes with its next compaction
+        # LevelDB removes a table that was being read during its merge only with the next compaction
         store._database.db.compact_range(start=b"\xff", stop=b"\xff\xff")
         size = 0
         for entry in (tmp_path / "0").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile: that is what is waited for
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, which is what the test waits for
                 size += entry.stat().st_size
         return size
 
-    # 96 MB went through it: what is left is the log, as long as it is written (16 MB), what was deleted and is not
-    # worth a compaction yet (16 MB), and a table or two
+    # 96 MB were written: the rest is the log being written (16 MB), deleted records not yet worth a compaction (16 MB),
+    # and a table or two
     until(lambda: used() < 40_000_000, "the disk has its room back")
     assert len(all_rows(store, b"a", 0, 1 << 20)) == 10
     store.close()
@@ -437,7 +437,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_older_version_is_upgraded_first(tmp_path: Path) -> None:
-    """A worker does not open it: what it would write an older release would misread."""
+    """A worker does not open it: an older release would misread its writes."""
     LevelStore(tmp_path / "0").close()
     with plyvel.DB(str(tmp_path / "0")) as db:
         db.put(schema.SCHEMA, schema.U32.pack(schema.OLDEST_VERSION))
@@ -455,7 +455,7 @@ def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A store with tables and a log, closed."""
+    """Return the path of a closed store with tables and a log."""
     path = tmp_path / "0"
     for turn in range(3):
         store = LevelStore(path)
@@ -480,7 +480,7 @@ def cut_log(path: Path) -> None:
 
 
 def tear_log(path: Path) -> None:
-    """The last entry has its length, and nothing of what it is about."""
+    """Tear the log: its last entry has its length but lost its content."""
     store = LevelStore(path)
     Writer(store).append((b"x" * 100_000, (b"a",)))
     store.close()
@@ -517,7 +517,7 @@ def flip_manifest(path: Path) -> None:
 
 
 def tear_manifest(path: Path) -> None:
-    """An entry that was on its way."""
+    """Append an incomplete entry to the manifest."""
     manifest = newest(path, "MANIFEST-*")
     manifest.write_bytes(manifest.read_bytes() + b"\1\2\3\4\x20\0\1" + bytes(32))
 
@@ -595,8 +595,8 @@ def test_a_damaged_table_is_a_clear_refusal_or_left_out(filled: Path, tmp_path: 
 def test_a_write_that_fails_for_damage_has_it_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_strict: bool
 ) -> None:
-    """As when a compaction has met a damaged table: LevelDB takes no write from then on, also when it is opened anew.
-    What can be read stays, and writes go on; with `strict` nothing is changed.
+    """As after a compaction that met a damaged table: LevelDB takes no more writes, even if reopened. Readable records
+    stay, and writes continue; with `strict` nothing is changed.
     """
     path, options = tmp_path / "0", Options(write_buffer_bytes=64 << 10)
     store = LevelStore(path, options=options)
@@ -636,7 +636,7 @@ def test_a_write_that_fails_for_damage_has_it_repaired(
 
 
 def test_what_is_not_written_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered, what the writer has, and what waits for a disk that refuses: nothing twice."""
+    """Gathered records, those of the writer, and those that wait for a refusing disk are counted, none twice."""
     write, goes_on = Database.write, threading.Event()
     refuses = False
 

@@ -1,4 +1,4 @@
-"""Reading while the writer's thread deletes, and opens the database anew."""
+"""Reading while the writer's thread deletes and reopens the database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.test_stores import Writer
 
 
 def test_a_block_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer deletes parts and their blocks as one. A reader that has seen a part finds its block."""
+    """The writer deletes parts and their blocks in one batch. A reader that has seen a part finds its block."""
     store = LevelStore(tmp_path / "0", tail_bytes_max=1, say=pytest.fail)
     writer = Writer(store)
     for body in (b"1", b"2", b"3"):

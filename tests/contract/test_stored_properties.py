@@ -42,7 +42,7 @@ TABLE = st.fixed_dictionaries(
 
 
 def as_table(found: Properties) -> dict[str, Any]:
-    """As pyx.protocol.properties names them."""
+    """Return the properties under the names of pyx.protocol.properties."""
     table = {name: getattr(found, name) for name in found.__slots__}
     table["subscription_identifier"] = list(table.pop("subscription_identifiers"))
     table["user_property"] = list(table.pop("user_properties"))

@@ -1,4 +1,4 @@
-"""The contract of stores, on memory and on LevelDB alike; what only a store on disk promises: test_level_store.py."""
+"""The contract of stores, in memory and on LevelDB alike; promises of a store on disk only: test_level_store.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = tuple[int, bytes]
 
 
 class Writer:
-    """Appends as the router does: positions without gap, one block a tick."""
+    """Appends like the router: positions without a gap, one block a tick."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -46,7 +46,7 @@ def rows(store: Store, name: bytes, after: int = 0, bytes_max: int = 1 << 20) ->
 
 
 def all_rows(store: Store, name: bytes, after: int = 0, bytes_max: int = 1 << 20) -> list[Row]:
-    """Read on until nothing is left, as a session does."""
+    """Return all rows, read in pages like a session."""
     out: list[Row] = []
     while True:
         batch = store.read(name, after, bytes_max)
@@ -64,7 +64,7 @@ def all_rows(store: Store, name: bytes, after: int = 0, bytes_max: int = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _deleting_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody needs is deleted under the eyes of these tests, not half a second later."""
+    """Delete unneeded records at once, not half a second later."""
     monkeypatch.setattr("leveldb_store.writer.TIDY_SECONDS", 0.0)
 
 
@@ -80,7 +80,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def test_messages_by_their_positions(store: Store) -> None:
-    """Once they are durable: any of them, rising, in blocks one behind the other or far apart; others are not there."""
+    """Durable messages are found by rising positions, in adjacent or distant blocks; other positions are absent."""
     writer = Writer(store)
     for first in range(1, 300, 3):
         bodies = (b"%d" % (first + at) for at in range(3))
@@ -94,7 +94,7 @@ def test_messages_by_their_positions(store: Store) -> None:
 @pytest.mark.parametrize("behind", [b"Sclient", block_key(32)], ids=["session", "block"])
 @pytest.mark.parametrize("before", [b"", b"\0store", b"A0123456789"], ids=["nothing", "store", "archive"])
 def test_positions_whose_blocks_are_deleted_are_not_there(before: bytes, behind: bytes, tmp_path: Path) -> None:
-    """A window may name messages whose blocks are gone: the records before the blocks and behind them are none."""
+    """A window may name messages whose blocks are gone: records before and behind the blocks are not taken for them."""
     store = LevelStore(tmp_path / "0", say=pytest.fail)
     for key in filter(None, (before, behind)):
         store.put(key, b"{}")
@@ -179,7 +179,7 @@ def test_records_are_taken(store: Store) -> None:
 
 
 class Model:
-    """What an index is, written down as plainly as it can be."""
+    """A plain model of an index."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, list[Row]] = {name: [] for name in NAMES}
@@ -189,7 +189,7 @@ class Model:
         held = (0, 0)
         for name, kept in self.rows.items():
             held = (held[0] + len(kept), held[1] + sum(1 + len(body) for _, body in kept))
-            # a session's cursor is where it has read, and an unread part of a span never begins inside of one
+            # a session's cursor is where it has read, and an unread part of a span never begins inside one
             after = rng.choice([0, *(position for position, _ in kept)])
             wanted = [row for row in kept if row[0] > after]
             assert all_rows(store, name, after, rng.choice([1, 200, 5000])) == wanted
@@ -238,9 +238,9 @@ def steps(store: Store, model: Model, rng: random.Random, count: int, reopen: Ca
             store.close()
             store = reopen()
             for each in store.names():
-                store.backlog(each, 0)  # read lazily: what is held is known then
+                store.backlog(each, 0)  # lazily read: this makes the holdings known
             for each, up_to in model.low.items():
-                store.trim(each, up_to)  # what was trimmed last may be there again: cursors say it anew
+                store.trim(each, up_to)  # the last trimmed rows may be back: cursors trim them again
             writer = Writer(store)
         else:
             store.collect()

@@ -1,4 +1,4 @@
-"""Stores of an older schema become those of this one in copies, which take their place when all of them are whole."""
+"""Stores of an older schema are upgraded in copies, which replace them once all are whole."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NEXT = schema.VERSION + 1
 
 
 def longer(key: bytes, value: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What the next version makes of a retained message, in this test: another key, and a value that is a copy."""
+    """The next version of a retained message, in this test: another key, and a doubled value."""
     if value == b"unreadable":
         raise schema.SchemaError("it is spoilt")
     yield key + b"/next", value + value
 
 
 def nothing(_key: bytes, _value: bytes) -> list[tuple[bytes, bytes]]:
-    """A family that is no more."""
+    """Return no records: the family no longer exists."""
     return []
 
 
@@ -42,7 +42,7 @@ TO_NEXT: Steps = {**STEPS, schema.VERSION: {schema.RETAINED: longer, schema.WILL
 
 
 def made(path: Path, version: int) -> dict[bytes, bytes]:
-    """A store of that version, and what is in it."""
+    """Make a store of that version, and return its contents."""
     with closing(plyvel.DB(str(path), create_if_missing=True)) as db:
         for number in range(RECORDS):
             db.put(b"R%05d" % number, b"%d" % number * 100)
@@ -73,7 +73,7 @@ def test_there_is_a_step_from_each_version_that_is_read() -> None:
 
 
 def test_records_are_converted_in_copies(places: Places) -> None:
-    """A step for a version to come: every record of a family, none of the others; the old stores stay as they were."""
+    """A step to a future version converts every record of a family and no other; the old stores stay unchanged."""
     old, new = places
     before = [made(old[0], schema.VERSION), made(old[1], schema.OLDEST_VERSION)]
     said: list[int] = []
@@ -128,7 +128,7 @@ def test_a_record_that_cannot_be_read_is_set_aside(places: Places) -> None:
 
 
 def test_a_damaged_table_is_repaired(places: Places) -> None:
-    """It shows while its records are converted: what the repair leaves is."""
+    """The damage shows while records are converted: the records that the repair keeps are converted."""
     old, new = places
     for path in old:
         made(path, schema.VERSION)
@@ -156,7 +156,7 @@ def test_a_damaged_table_is_repaired(places: Places) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The data directory of an earlier release, whose store.json says nothing of a schema."""
+    """The data directory of an earlier release, whose store.json names no schema."""
     path = tmp_path / "data"
     DataDir(str(path), 2).close()
     file = path / "store.json"
@@ -181,7 +181,7 @@ def versions(data: Path) -> set[int]:
 
 
 def test_a_data_directory_is_upgraded_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its epoch stays, for its positions do; the second start does not look into the stores."""
+    """The epoch stays, since positions do; the second start does not read the stores."""
     epoch = settled(str(data)).epoch
     with pytest.raises(StoreError, match="has schema version 1, and is upgraded to 2 when a broker starts"):
         LevelStore(data / "worker-0")
@@ -206,7 +206,7 @@ def test_stores_of_this_version_become_no_new_ones(data: Path) -> None:
 
 @pytest.mark.parametrize("at", [1, 4000])
 def test_killed_in_the_middle_it_begins_anew(data: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """kill -9 while records are converted: an earlier release could still start, and the next start upgrades."""
+    """After kill -9 during the conversion, an earlier release could still start, and the next start upgrades."""
     before = {path.name: content(path) for path in data.glob("worker-*")}
     seen = 0
 
@@ -220,7 +220,7 @@ def test_killed_in_the_middle_it_begins_anew(data: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(upgrades, "STEPS", {1: {schema.RETAINED: die}})
         with pytest.raises(ChildFailed, match="exit status 9"):
-            # the supervisor goes with it, as the kernel would have it: nothing of it tidies up
+            # the supervisor dies too, as the kernel would have it: it does not tidy up
             run_in_child(lambda: os._exit(9) if killed(data) else None, DataDirError)
     assert stores(data) == {"worker-0", "worker-1", "worker-0.1", "worker-1.1"}
     assert {path.name: content(path) for path in data.glob("worker-?")} == before
@@ -231,7 +231,7 @@ def test_killed_in_the_middle_it_begins_anew(data: Path, monkeypatch: pytest.Mon
 
 
 def killed(data: Path) -> bool:
-    """Whether the upgrade was killed. What it leaves is left as a supervisor leaves it that is killed as well."""
+    """Return whether the upgrade was killed, leaving the files as a killed supervisor does."""
     work = Upgrading(KeptLog())
 
     def upgrading(change: object) -> bool:

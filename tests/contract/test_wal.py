@@ -1,4 +1,4 @@
-"""LevelDB's log files, cut and damaged everywhere."""
+"""LevelDB's log files, cut and damaged at every place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_check_value_of_crc_32c() -> None:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]:
-    """A log of LevelDB's own, and where each of its entries ends."""
+    """Return a log written by LevelDB, and the ends of its entries."""
     path = tmp_path_factory.mktemp("log") / "db"
     ends = []
     with plyvel.DB(str(path), create_if_missing=True, write_buffer_size=1 << 22) as db:
@@ -62,7 +62,7 @@ def test_a_flipped_byte_ends_it_before_its_entry(log: tuple[bytes, list[int]], a
     good, is_followed = whole_bytes(bytes(damaged))
     before = max([end for end in ends if end <= place], default=0)
     if place - before < 7 and before % BLOCK_BYTES > BLOCK_BYTES - 7:
-        return  # padding at the end of a block: nobody reads it
+        return  # padding at the end of a block, which is never read
     assert good == before
     if place >= ends[-2]:
         assert not is_followed, "nothing begins behind the last entry"

@@ -1,4 +1,4 @@
-"""A real broker's admin interface: what it answers, and that its figures are those that clients count themselves."""
+"""The admin interface of a real broker: its answers, and figures that agree with what clients count."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OpenClient = Callable[[BrokerProcess, int], Client]
 
 @pytest.fixture
 def open_client() -> Iterator[OpenClient]:
-    """``open_client(broker, version)``: a connection that is closed at the end."""
+    """``open_client(broker, version)``: return a connection, closed at the end."""
     opened: list[Client] = []
 
     def open_one(broker: BrokerProcess, version: int) -> Client:
@@ -45,7 +45,7 @@ def open_client() -> Iterator[OpenClient]:
 
 
 def ask(broker: BrokerProcess, path: str, method: str = "GET", seconds: float = SECONDS_MAX) -> tuple[int, str, bytes]:
-    """(status, content type, body)."""
+    """Return (status, content type, body)."""
     connection = http.client.HTTPConnection(*broker.admin, timeout=seconds)
     try:
         connection.request(method, path)
@@ -65,7 +65,7 @@ def report(broker: BrokerProcess, path: str) -> dict[str, Any]:
 
 
 def totals(broker: BrokerProcess) -> dict[str, float]:
-    """Every metric, summed over the workers and other labels."""
+    """Return every metric, summed over the workers and other labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(ask(broker, "/metrics")[2].decode()):
         for sample in family.samples:
@@ -74,7 +74,7 @@ def totals(broker: BrokerProcess) -> dict[str, float]:
 
 
 def samples(broker: BrokerProcess, name: str) -> list[tuple[dict[str, str], float]]:
-    """The labels and the value of each sample of a metric."""
+    """Return the labels and the value of each sample of a metric."""
     return [
         (sample.labels, sample.value)
         for family in text_string_to_metric_families(ask(broker, "/metrics")[2].decode())
@@ -84,12 +84,12 @@ def samples(broker: BrokerProcess, name: str) -> list[tuple[dict[str, str], floa
 
 
 def ids_on(worker: int, workers: int) -> str:
-    """A client id whose home is that worker."""
+    """Return a client id whose home is that worker."""
     return next(f"c{n}" for n in range(1000) if home(f"c{n}", workers) == worker)
 
 
 def test_health_ready_and_errors(own_broker: OwnBroker) -> None:
-    """JSON that names every worker; what does not exist or is not allowed is a problem document."""
+    """The JSON names every worker; paths that do not exist and methods not allowed give a problem document."""
     broker = own_broker(2, ADMIN)
     wait_until(lambda: status_of(broker, "/ready") == 200, SECONDS_MAX, "it is ready")
     for path, said in (("/health", "ok"), ("/ready", "ready")):
@@ -109,7 +109,7 @@ def test_health_ready_and_errors(own_broker: OwnBroker) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "leveldb"])
 def test_stores_are_what_the_workers_answer(own_broker: OwnBroker, open_client: OpenClient, store: str) -> None:
-    """Of both kinds of store, through the supervisor and back."""
+    """Workers answer for both kinds of store, through the supervisor and back."""
     broker = own_broker(2, [*ADMIN, "--store", store])
     for worker in (0, 1):
         client = open_client(broker, 5)
@@ -139,10 +139,10 @@ def test_stores_are_what_the_workers_answer(own_broker: OwnBroker, open_client: 
 
 
 def test_a_worker_that_does_not_answer_is_named(own_broker: OwnBroker) -> None:
-    """The others are said; the next request finds all of them again."""
+    """The answers of the others are shown; the next request finds all workers again."""
     broker = own_broker(2, ADMIN)
     wait_until(lambda: status_of(broker, "/ready") == 200, SECONDS_MAX, "it is ready")
-    os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # until it is killed for its silence
+    os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # until it is killed as hung
     status, kind, body = ask(broker, "/api/v1/stores", seconds=2 * QUESTION_SECONDS_MAX)
     assert (status, kind) == (503, "application/json")
     well, ill = json.loads(body)["stores"]
@@ -157,7 +157,7 @@ def test_a_worker_that_does_not_answer_is_named(own_broker: OwnBroker) -> None:
 
 
 def test_metrics_agree_with_what_clients_count(own_broker: OwnBroker, open_client: OpenClient, workers: int) -> None:
-    """Connections, messages, bytes and payloads, in and out, to the byte, wherever the clients live."""
+    """Connections, messages, bytes and payloads, in and out, agree to the byte, on any worker."""
     broker = own_broker(workers, ADMIN)
     clients = [open_client(broker, 4 + number % 2) for number in range(8)]
     sent = received = 0
@@ -194,7 +194,7 @@ def test_metrics_agree_with_what_clients_count(own_broker: OwnBroker, open_clien
     for client in clients[:2]:
         client.disconnect()
     wait_until(lambda: totals(broker)["mqtt_connections_current"] == 6, SECONDS_MAX, "two are gone")
-    # each worker writes its gauges when its own timer comes
+    # each worker writes its gauges on its own timer
     wait_until(
         lambda: totals(broker)["mqttd_shared_subscriptions"] == totals(broker)["mqtt_sessions_active"] == 6,
         SECONDS_MAX,
@@ -225,7 +225,7 @@ def test_metrics_agree_with_what_clients_count(own_broker: OwnBroker, open_clien
 
 
 def test_a_killed_worker_is_not_ready_and_its_totals_stay(own_broker: OwnBroker, open_client: OpenClient) -> None:
-    """/ready 503, then 200; nothing that only rises goes back; its gauges read 0; what it held is worker_lost."""
+    """/ready 503, then 200; no total falls; the dead worker's gauges read 0; its log had matched nothing."""
     broker = own_broker(2, [*ADMIN, "--store", "memory"])
     offline, publisher = open_client(broker, 5), open_client(broker, 5)
     offline.connect(ids_on(1, 2), properties={"session_expiry_interval": 100})
@@ -241,7 +241,7 @@ def test_a_killed_worker_is_not_ready_and_its_totals_stay(own_broker: OwnBroker,
     wait_until(lambda: totals(broker)["mqttd_log_messages"] == 5, SECONDS_MAX, "five wait")
     before = totals(broker)
     assert before["mqtt_connections_current"] == 2
-    os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # so that nobody can miss the time between
+    os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # so that the time in between cannot be missed
     os.kill(broker.worker_pids()[1], signal.SIGKILL)
     wait_until(lambda: report(broker, "/ready")["workers"][1]["restarts"] == 1, SECONDS_MAX, "it was restarted")
     wait_until(lambda: status_of(broker, "/ready") == 200, SECONDS_MAX, "it serves again")
@@ -252,14 +252,14 @@ def test_a_killed_worker_is_not_ready_and_its_totals_stay(own_broker: OwnBroker,
     assert after["mqtt_sessions_active"] == 1
     assert after["mqttd_log_messages"] == 0
     assert after["mqttd_worker_restarts_total"] == 1
-    # Waiting in a log is not matched yet: those five were never counted as copies.
+    # Messages that wait in a log are not matched yet: those five were never counted as copies.
     assert after["mqttd_matched_total"] == before["mqttd_matched_total"]
 
 
 def test_copies_in_the_windows_of_a_killed_worker_are_worker_lost(
     own_broker: OwnBroker, open_client: OpenClient
 ) -> None:
-    """Sent at QoS 1 and not acknowledged when it died: matched, and dropped with that reason; the books add up."""
+    """Copies sent at QoS 1 and not acknowledged at the death: matched, and dropped with that reason; the sums agree."""
     broker = own_broker(2, ADMIN)
     subscriber, publisher = open_client(broker, 4), open_client(broker, 4)
     subscriber.connect(ids_on(1, 2))
@@ -276,7 +276,7 @@ def test_copies_in_the_windows_of_a_killed_worker_are_worker_lost(
 
 
 def test_a_worker_that_is_down_is_neither_ready_nor_healthy_for_long(own_broker: OwnBroker) -> None:
-    """A stopped worker: its heartbeat stands still, so 503 after 3 s; 200 again when it goes on."""
+    """The heartbeat of a stopped worker stands still: 503 after 3 s; 200 again when it continues."""
     broker = own_broker(2, ADMIN)
     pid = broker.worker_pids()[0]
     os.kill(pid, signal.SIGSTOP)
@@ -289,7 +289,7 @@ def test_a_worker_that_is_down_is_neither_ready_nor_healthy_for_long(own_broker:
 
 
 def test_the_broker_is_not_ready_while_it_stops(own_broker: OwnBroker, open_client: OpenClient) -> None:
-    """From SIGTERM to the end of the last worker /ready says 503; then the control process ends with the rest."""
+    """/ready says 503 from SIGTERM to the end of the last worker; then the control process ends too."""
     broker = own_broker(2, ["--log-format", "json", *ADMIN])
     idle = open_client(broker, 4)
     idle.connect("idle")
@@ -342,7 +342,7 @@ def test_mqttd_status(own_broker: OwnBroker, open_client: OpenClient) -> None:
 
 
 def test_mqttd_status_of_nobody() -> None:
-    """No answer: one line, exit status 1. No address: 2."""
+    """Without an answer: one line, exit status 1. Without an address: 2."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

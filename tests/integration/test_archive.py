@@ -1,4 +1,4 @@
-"""The archive of a real broker: what is in it after its end, whoever has subscribed, and what an ack says."""
+"""The archive of a real broker: its contents after the broker's end, with any subscribers, and what an ack means."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Start = Callable[..., Mqttd]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(workers, tables)``: a broker on the data directory; ended with the test."""
+    """``start(workers, tables)``: a broker on the data directory, ended with the test."""
     opened: list[Mqttd] = []
 
     def run(workers: int = 1, tables: object = TABLES, **others: object) -> Mqttd:
@@ -127,7 +127,7 @@ def test_what_was_acknowledged_is_in_the_archive_after_a_kill(start: Start, tmp_
     for number in range(4):
         own = [int(each.split(b"-")[1]) for each in payloads if each.startswith(b"%d-" % number) and each[:2] != b"0-"]
         assert own == sorted(own)
-    # numbers go on above all that there was
+    # new numbers are above all earlier ones
     broker = start(workers)
     with closing(Client(broker.address, 5)) as client:
         client.connect("later")
@@ -139,12 +139,12 @@ def test_what_was_acknowledged_is_in_the_archive_after_a_kill(start: Start, tmp_
 def test_archives_go_along_when_the_number_of_workers_changes(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2, 4, 3, 1 and 4 workers: no message is lost or doubled, later ones have higher numbers, each origin is whole."""
+    """Over 2, 4, 3, 1 and 4 workers no message is lost or doubled, later numbers are higher, each origin is whole."""
     expected: list[bytes] = []
     rules = TABLES
     for generation, workers in enumerate((2, 4, 3, 1, 4)):
         if generation == 3:
-            rules = [*TABLES[1:], {"filter": "x/#", "hours": 1, "bytes": "1MB"}]  # one comes, one is no longer there
+            rules = [*TABLES[1:], {"filter": "x/#", "hours": 1, "bytes": "1MB"}]  # one table is added, one removed
         broker = start(workers, rules)
         for each in range(8):
             with closing(Client(broker.address, 5)) as client:
@@ -158,7 +158,7 @@ def test_archives_go_along_when_the_number_of_workers_changes(
         rows = archived(tmp_path / "data")
         found = numbers(rows)
         assert found == sorted(found)
-        # over workers numbers are as close as their clocks; of one client, and before and after a start, they are right
+        # numbers of different workers are as close as their clocks; of one client, and across a restart, in order
         assert sorted((row.payload for row in rows), key=lambda payload: payload[:3]) == expected
         assert [row.payload[:1] for row in rows] == sorted(row.payload[:1] for row in rows)
         assert all(row.origin % workers == row.store for row in rows)
@@ -177,12 +177,12 @@ def test_archives_go_along_when_the_number_of_workers_changes(
 
 
 def test_a_full_disk_refuses_what_would_be_archived_and_is_over_by_itself(tmp_path: Path, name: str) -> None:
-    """QoS 1 is refused, QoS 0 is delivered and not archived, and counted; all that was acknowledged is there."""
+    """QoS 1 is refused; QoS 0 is delivered and not archived, and counted; everything acknowledged is there."""
     config = tmp_path / "mqttd.toml"
     config.write_text('[[archive]]\nfilter = "kept/#"\nhours = 24\nbytes = "1GB"\n')
     with mounted(tmp_path / "disk", "64m") as disk:
         broker = CountedBroker(1, ["--config", str(config), "--store", "leveldb", "--data-dir", str(disk / "data")])
-        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # which all tests set
         broker.start()
         try:
             with closing(Client(broker.address, 5)) as publisher, closing(Client(broker.address, 5)) as subscriber:

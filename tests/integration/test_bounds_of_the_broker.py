@@ -1,4 +1,4 @@
-"""Bounds that operators count in: of all workers together, and exact, whoever comes where, and whoever dies."""
+"""Bounds on the sum over all workers: exact, wherever clients connect and whichever worker dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def started() -> Iterator[Start]:
 
 @pytest.fixture
 def came() -> Iterator[Callable[..., Client]]:
-    """A client that has sent CONNECT and read the CONNACK, whatever it says."""
+    """Return a client that has sent CONNECT and read the CONNACK, with any reason code."""
     clients: list[Client] = []
 
     def come(broker: CountedBroker, client_id: str, expiry: int = 0, clean: bool = True) -> Client:
@@ -63,7 +63,7 @@ def reasons(clients: list[Client]) -> list[int]:
 
 @pytest.mark.parametrize("many", [2, 4])
 def test_connections_max_is_exact(started: Start, came: Come, many: int) -> None:
-    """Ten and not one more, also where all of them are at home at one worker; who leaves makes room for one."""
+    """Exactly ten, even if all have the same home; each one that leaves makes room for one."""
     broker = started(many, connections_max=10)
     ids = ids_on(0, many, "a")
     first = [came(broker, next(ids)) for _ in range(7)]
@@ -78,7 +78,7 @@ def test_connections_max_is_exact(started: Start, came: Come, many: int) -> None
 
 @pytest.mark.parametrize("many", [2, 4])
 def test_connections_max_when_all_come_at_once(started: Start, many: int) -> None:
-    """Many at the same moment, at all workers: neither more than there may be nor fewer."""
+    """Many at the same moment, on all workers: neither more than the bound nor fewer."""
     broker = started(many, connections_max=10)
     clients = [Client(broker.address, 5) for _ in range(40)]
 
@@ -118,7 +118,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def leave(came: Come, broker: CountedBroker, *client_ids: str) -> list[bool]:
-    """Lasting sessions, offline: whether each was there before."""
+    """Make lasting sessions, offline; return whether each was there before."""
     present = []
     for client_id in client_ids:
         client = came(broker, client_id, 600, False)
@@ -130,7 +130,7 @@ def leave(came: Come, broker: CountedBroker, *client_ids: str) -> list[bool]:
 
 @pytest.mark.parametrize("many", [1, 2, 4])
 def test_the_oldest_offline_session_ends(started: Start, came: Come, store: list[str], many: int) -> None:
-    """At max - 1, max, max + 1; a client whose session is there takes no more room; nobody that is connected ends."""
+    """At max - 1, max, max + 1; a client that resumes its session takes no more room; no connected session ends."""
     broker = started(many, *store, sessions_max=3)
     leave(came, broker, "a", "b")
     assert broker.counter("sessions_ended_for_room") == 0
@@ -150,7 +150,7 @@ def test_the_oldest_offline_session_ends(started: Start, came: Come, store: list
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_sessions_max_with_refusal(started: Start, came: Come, store: list[str], many: int) -> None:
-    """A new session is refused and none ends; one that is there is resumed; one that ends makes room."""
+    """A new session is refused and none ends; an existing one is resumed; one that ends makes room."""
     broker = started(many, *store, full="refuse", sessions_max=2)
     leave(came, broker, "a", "b")
     assert reasons([came(broker, "c", 600), came(broker, "d")]) == [QUOTA_EXCEEDED] * 2
@@ -163,7 +163,7 @@ def test_sessions_max_with_refusal(started: Start, came: Come, store: list[str],
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_sessions_max_one(started: Start, came: Come, many: int) -> None:
-    """The smallest one: each new client takes the place of the last one that has left, and of no other."""
+    """The smallest bound: each new client takes the place of the last one that has left, and of no other."""
     broker = started(many, sessions_max=1)
     leave(came, broker, *(f"c{number}" for number in range(6)))
     connected = came(broker, "x")
@@ -177,7 +177,7 @@ def test_sessions_max_one(started: Start, came: Come, many: int) -> None:
 
 @pytest.mark.parametrize("full", ["end_oldest", "refuse"])
 def test_a_restart_with_a_smaller_bound(started: Start, came: Come, tmp_path: Path, full: str) -> None:
-    """It starts. What is too much ends, oldest first, down to the bound and not below; or stays, and nobody comes."""
+    """The broker starts. Excess sessions end, oldest first, down to the bound; or stay, and new ones are refused."""
     arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
     broker = started(2, *arguments, full=full, sessions_max=0)
     leave(came, broker, *(f"c{number}" for number in range(20)))
@@ -203,7 +203,7 @@ def test_a_worker_that_is_killed_keeps_the_sessions_of_its_store(started: Start,
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_session_bytes_max(started: Start, came: Come, size: int) -> None:
-    """User name, will and client id at CONNECT; then filters, each with the client id."""
+    """The sum counts user name, will and client id at CONNECT; then filters, each with the client id."""
     broker = started(1, session_bytes_max=100)
     will = wire.Will("w" * 10, b"p" * 20)
     with_will = Client(broker.address, 5)

@@ -1,4 +1,4 @@
-"""A start over a store in which something cannot be read: the rest serves, or `--strict-store` says what it is."""
+"""A start over a store with unreadable parts: the rest serves, or `--strict-store` names the damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start = Callable[..., BrokerProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(workers, *arguments)``: a broker on the data directory; ended with the test."""
+    """``start(workers, *arguments)``: a broker on the data directory, ended with the test."""
     opened: list[BrokerProcess] = []
 
     def run(workers: int = 1, *arguments: str) -> BrokerProcess:
@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def fill(broker: BrokerProcess) -> None:
-    """Sessions with a backlog each, retained messages."""
+    """Make sessions with a backlog each, and retained messages."""
     for number in range(SESSIONS):
         with closing(Client(broker.address, 5)) as client:
             client.connect(f"c{number}", clean=False, properties={"session_expiry_interval": 1000})
@@ -57,7 +57,7 @@ def fill(broker: BrokerProcess) -> None:
 
 
 def backlog(broker: BrokerProcess, number: int) -> tuple[bool, bytes | None]:
-    """(whether the session is there, the first message it gets)."""
+    """Return (whether the session is there, the first message it gets)."""
     with closing(Client(broker.address, 5)) as client:
         properties = {"session_expiry_interval": 1000}
         connack = client.connect(f"c{number}", clean=False, properties=properties)
@@ -65,16 +65,16 @@ def backlog(broker: BrokerProcess, number: int) -> tuple[bool, bytes | None]:
 
 
 def named(broker: BrokerProcess, event: str) -> list[str]:
-    """Records that lines of this kind name."""
+    """Return the records that log lines of this kind name."""
     return [line["record"] for line in broker.logged(event)]
 
 
 def ready(broker: BrokerProcess) -> list[int]:
-    """How many records each worker has set aside, as /ready says when they are."""
+    """Return how many records each worker has set aside, from /ready once it is 200."""
     said: list[int] = []
 
     def is_ready() -> bool:
-        with suppress(urllib.error.HTTPError), urllib.request.urlopen(page) as answer:  # 503 before
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(page) as answer:  # 503 before it is ready
             said[:] = [worker["records_set_aside"] for worker in json.load(answer)["workers"]]
         return bool(said)
 
@@ -84,7 +84,7 @@ def ready(broker: BrokerProcess) -> list[int]:
 
 
 def spoil_sessions(store: Path, scratch: Path) -> None:
-    """Flip a bit of a table so that LevelDB opens it, and does not read the sessions in it."""
+    """Flip a bit of a table so that LevelDB opens it, but cannot read the sessions in it."""
     (file,) = store.glob("*.ldb")
     whole = file.read_bytes()
     for at in range(STEP_BYTES, len(whole), STEP_BYTES):
@@ -95,14 +95,14 @@ def spoil_sessions(store: Path, scratch: Path) -> None:
                 if is_damaged(db):
                     return
         except plyvel.Error:
-            continue  # it is not even opened
+            continue  # LevelDB does not even open it
         finally:
             shutil.rmtree(scratch)
     raise AssertionError("no bit of it does that")
 
 
 def is_damaged(db: plyvel.DB) -> bool:
-    """Whether its sessions cannot be read."""
+    """Whether the sessions cannot be read."""
     try:
         list(db.iterator(prefix=schema.SESSION, verify_checksums=True))
     except plyvel.CorruptionError:
@@ -114,7 +114,7 @@ def is_damaged(db: plyvel.DB) -> bool:
 def test_records_that_cannot_be_read_are_set_aside(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """One of each family, also at a start with another number of workers: named once, counted at every start, kept."""
+    """One record of each family, also with another number of workers: logged once, counted at every start, kept."""
     broker = start(1)
     fill(broker)
     assert broker.stop() == 0
@@ -154,7 +154,7 @@ def test_records_that_cannot_be_read_are_set_aside(
 def test_a_table_that_is_damaged_is_repaired_when_it_shows(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """LevelDB opens it and finds the flipped bit while sessions are read: by the worker, or to be given to others."""
+    """LevelDB opens the store and meets the flipped bit when sessions are read: in the worker, or for a repartition."""
     broker = start(1)
     fill(broker)
     assert broker.stop() == 0

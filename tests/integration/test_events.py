@@ -1,4 +1,4 @@
-"""What a real broker records, and `mqttd events` prints: of one that runs, of one that does not, of several workers."""
+"""Events that a real broker records and `mqttd events` prints: of a running one, a stopped one, and several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LASTING = {"clean": False, "properties": {"session_expiry_interval": 600}}
 
 
 class Scene:
-    """A broker on a data directory, clients that are closed at the end, and what `mqttd events` says."""
+    """A broker on a data directory, clients that are closed at the end, and the output of `mqttd events`."""
 
     def __init__(self, data: Path, run: Command) -> None:
         self.data = data
@@ -59,7 +59,7 @@ class Scene:
         return found
 
     def moments(self, *arguments: str) -> list[dict[str, Any]]:
-        """The events without the sums of a minute: these come by the wall clock, in the middle of any test."""
+        """Return the events without the sums of a minute, which the wall clock can put into any test."""
         return [each for each in self.events(*arguments) if "minute" not in each]
 
     def await_moments(self, count: int, *arguments: str) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def ids_of(worker: int, workers: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_every_kind_is_recorded_and_printed(scene: Scene, mqttd: Command, many: int) -> None:
-    """All of it again by the stores when the broker has stopped, in the same order."""
+    """All events are printed from the running broker, and again from the stores after its stop, in the same order."""
     broker = scene.start(
         many, events={"topic_levels": 1, "events_per_second_max": 30}, limits={"connections_max": 10 * many}
     )
@@ -281,7 +281,7 @@ def test_more_than_the_bound_is_deleted_under_way(scene: Scene) -> None:
 
 
 def test_a_full_disk_takes_events_last_and_it_is_over_by_itself(scene: Scene, tmp_path: Path) -> None:
-    """Clients come and go as before; what was not recorded of them is counted, and said when there is room."""
+    """Clients connect and disconnect as before; events not recorded are counted, and reported once there is room."""
     with mounted(tmp_path / "disk", "64m") as disk:
         scene.data = disk / "data"
         broker = scene.start()

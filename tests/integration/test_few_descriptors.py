@@ -1,4 +1,4 @@
-"""A process that may open few files: connections use up what is theirs, and nothing else."""
+"""A process that may open few files: connections use up their own share and nothing else."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MANY = 300
 
 
 def limit(pid: int, descriptors: int) -> None:
-    """Of a process that runs."""
+    """Set the limit of a running process."""
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors, DESCRIPTORS))
 
 
 class Few(CountedBroker):
-    """One that may open DESCRIPTORS files in each process."""
+    """A broker that may open DESCRIPTORS files in each process."""
 
     def _command(self) -> list[str]:
         return ["prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}", *super()._command()]
@@ -37,8 +37,8 @@ class Few(CountedBroker):
 
 @pytest.mark.parametrize("many", [1, 2])
 def test_connections_leave_the_store_what_it_needs(tmp_path: Path, many: int) -> None:
-    """More connect than there are descriptors. Who is in is served, the store writes tables and compacts them all the
-    while, and when all have gone others may come.
+    """More clients connect than there are descriptors. Accepted ones are served, the store writes and compacts tables
+    all the while, and when all have left others are accepted.
     """
     environment = {"MQTTD_LEVELDB__WRITE_BUFFER_BYTES": str(64 << 10)}
     arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data"), "--admin", "127.0.0.1:0"]
@@ -62,7 +62,7 @@ def test_connections_leave_the_store_what_it_needs(tmp_path: Path, many: int) ->
                 lambda: broker.counter("connections_refused") or broker.counter("accept_errors"),
                 SECONDS,
                 "there is no room for some",
-            )  # and not longer: those that say nothing are closed after connect_seconds_max
+            )  # and not longer: silent connections are closed after connect_seconds_max
             for _ in range(60):
                 assert publisher.publish("t", os.urandom(30_000), qos=1) == 0
             assert broker.worker_pids() == pids
@@ -78,7 +78,7 @@ def test_connections_leave_the_store_what_it_needs(tmp_path: Path, many: int) ->
 
 
 def test_an_accept_without_a_descriptor_is_not_tried_all_the_time() -> None:
-    """Files that somebody has opened beside our counting: the listener rests, and serves when there are some again."""
+    """When other files have used up the descriptors, the listener pauses, and serves again once some are free."""
     with Few(1) as broker:
         pid = broker.worker_pids()[0]
         taken = len(os.listdir(f"/proc/{pid}/fd"))

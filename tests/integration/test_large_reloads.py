@@ -1,4 +1,4 @@
-"""A reload of any size: what it says is so in every worker, and "reloaded" is not said before."""
+"""A reload of any size is in force in every worker before "reloaded" is logged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROOM = {"MQTTD_LIMITS__TAKEOVERS_PER_MINUTE_MAX": "0"}
 
 
 def settings(rules: int, receive_maximum: int) -> str:
-    """A file with so many [[shared]] tables, of about 130 bytes each in a message."""
+    """Return a file with so many [[shared]] tables, of about 130 bytes each in a message."""
     tables = (f'[[shared]]\ngroup = "{"g" * 60}{number}"\nstrategy = "round_robin"\n' for number in range(rules))
     return f"[limits]\nreceive_maximum = {receive_maximum}\n\n" + "\n".join(tables)
 
 
 @pytest.mark.parametrize("rules", [400, 600, 2000, 20_000])
 def test_a_large_reload_is_taken_over_by_all(tmp_path: Path, rules: int) -> None:
-    """From 50 KB to 2.6 MB: every worker has the new Receive Maximum when the supervisor says so."""
+    """From 50 KB to 2.6 MB: every worker has the new Receive Maximum when the supervisor logs the reload."""
     file = tmp_path / "mqttd.toml"
     file.write_text(settings(0, 10))
     arguments = ["--log-format", "json", "--config", str(file), "--admin", "127.0.0.1:0"]

@@ -1,8 +1,8 @@
-"""Every bound of broker/config/limits.py is reached: what the documentation says happens, its counter rises, and the
-broker goes on.
+"""Every bound of broker/config/limits.py is reached: the documented consequence follows, its counter rises, and the
+broker keeps running.
 
-One scenario per field: see tests/unit/broker/config/test_config.py. Those of disturbed hosts stand there, too. Bounds
-are small here; test_limits_at_their_defaults.py has them as they are.
+One scenario per field: see tests/unit/broker/config/test_config.py, which also lists those of disturbed hosts. Bounds
+are small here; test_limits_at_their_defaults.py has the default ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds and counters are
 
 SECONDS = 60.0
 
-#: One broker for all bounds that do not stand in each other's way
+#: One broker for all bounds that do not disturb each other
 TIGHT: dict[str, float] = {
     "packet_bytes_max": 20_000,
     "connect_bytes_max": 2_000,
@@ -72,30 +72,30 @@ class Scene:
     opened: list[Client] = field(default_factory=list)
 
     def open(self, version: int = 0) -> Client:
-        """A connection that has said nothing."""
+        """Return a connection without a CONNECT."""
         self.opened.append(Client(self.broker.address, version or self.version))
         return self.opened[-1]
 
     def client(self, client_id: str = "", **options: Any) -> Client:
-        """A connection with its CONNACK."""
+        """Return a connection with its CONNACK."""
         client = self.open()
         client.connect(client_id or f"{self.name}x{len(self.opened)}", **options)
         return client
 
     def lasting(self, *filters: str) -> Client:
-        """A session that outlives its connection, subscribed at QoS 1."""
+        """Return a client with a lasting session, subscribed at QoS 1."""
         client = self.client(clean=False, properties={"session_expiry_interval": 600} if self.version == 5 else {})
         client.subscribe(*filters, qos=1)
         return client
 
     def offline(self, *filters: str) -> None:
-        """A session that waits for messages at QoS 1."""
+        """Leave an offline session that queues messages at QoS 1."""
         self.lasting(*filters).disconnect()
 
 
 @dataclass
 class Scenario:
-    """How a bound is reached."""
+    """The way to reach a bound, and the settings for it."""
 
     run: Callable[[Scene], None]
     versions: tuple[int, ...]
@@ -114,7 +114,7 @@ def reaches(
     environment: dict[str, str] | None = None,
     **limits: float,
 ) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
-    """Register a scenario; without `limits` it runs against the broker with TIGHT ones."""
+    """Register a scenario; without `limits` it runs against the broker with the TIGHT ones."""
 
     def register(run: Callable[[Scene], None]) -> Callable[[Scene], None]:
         SCENARIOS[limit] = Scenario(run, versions, workers, limits or TIGHT, environment or {})
@@ -124,7 +124,7 @@ def reaches(
 
 
 def cases() -> list[Any]:
-    """(bound, version, workers, store): each bound is reached on every store, and TIGHT ones in every pair of these."""
+    """Return (bound, version, workers, store): each bound on every store, and the TIGHT ones in every pair of these."""
     found = []
     for limit, scenario in SCENARIOS.items():
         many = list(itertools.product(enumerate(scenario.workers), enumerate(scenario.versions)))
@@ -142,7 +142,7 @@ def cases() -> list[Any]:
 @reaches("packet_bytes_max")
 def _packet_bytes(scene: Scene) -> None:
     client = scene.client()
-    client.send(bytes((0x30,)) + wire.varint(20_001))  # its length is enough
+    client.send(bytes((0x30,)) + wire.varint(20_001))  # its length alone is refused
     client.expect_closed(0x95)
 
 
@@ -274,7 +274,7 @@ def _filters_per_packet(scene: Scene) -> None:
 
 
 def _closed_at_once(clients: list[Client]) -> int:
-    # how many of these were closed although they said nothing
+    # how many of these were closed before they sent anything
     closed = 0
     for client in clients:
         with suppress(TimeoutError):
@@ -328,7 +328,7 @@ def _half_open(scene: Scene) -> None:
     for client in clients:
         client.close()
     _serves_again(scene)
-    for _ in range(20):  # who has said CONNECT counts no more
+    for _ in range(20):  # clients that have sent CONNECT no longer count
         scene.client()
 
 
@@ -617,7 +617,7 @@ def _connect_to_a_stopped_home(scene: Scene, counter: str) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: scene.broker.counter("peers_away") >= away + 3, SECONDS, "its siblings have noticed")
-        for _ in range(16):  # some are accepted by the stopped one
+        for _ in range(16):  # some are accepted by the stopped worker
             scene.open().send(wire.connect(scene.version, scene.name))
         wait_until(lambda: scene.broker.counter(counter), SECONDS, "refused")
     finally:
@@ -647,7 +647,7 @@ def _log_lines(scene: Scene) -> None:
 
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[Callable[[Scenario, int, str], CountedBroker]]:
-    """The broker of a scenario; scenarios with the same bounds share one."""
+    """Return the broker of a scenario; scenarios with the same bounds share one."""
     running: dict[Any, CountedBroker] = {}
 
     def find(scenario: Scenario, workers: int, store: str) -> CountedBroker:
@@ -669,7 +669,7 @@ def brokers() -> Iterator[Callable[[Scenario, int, str], CountedBroker]]:
 
 
 def counter_of(limit: str) -> str:
-    """Its counter, or an empty text where there is none."""
+    """Return the bound's counter, or an empty string if it has none."""
     extra = Limits.model_fields[limit].json_schema_extra
     assert isinstance(extra, dict)
     kind, _, name = str(extra["counter"]).rpartition(" ")

@@ -1,10 +1,9 @@
-"""Every bound of broker/config/limits.py as it is where nobody set it: the most that it allows is taken, one more is
-not.
+"""Every bound of broker/config/limits.py at its default: the most that it allows is accepted, one more is not.
 
 test_limits.py makes bounds small, so that they are cheap to reach; a length field that is too narrow, a packet that
-outgrows a buffer, or a walk that takes too long shows only at what users have. `AT_DEFAULT` has a scenario for each
-bound, over a socket or (where a second of the clock or a hundred thousand filters would take too long) to a worker in
-this process; `OUT_OF_REACH` says why one has none. A new bound stands in one of them, or a test fails.
+outgrows a buffer, or a walk that takes too long shows only at the defaults. `AT_DEFAULT` has a scenario for each bound,
+over a socket or (where a second of the clock or a hundred thousand filters would take too long) to a worker in this
+process; `OUT_OF_REACH` gives the reason for each bound without one. A test fails if a new bound is in neither.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ OUT_OF_REACH = {
 
 
 def on_wire(*limits: str, version: int = 5) -> Callable[[OnWire], OnWire]:
-    """A scenario for these bounds, of a client of this version."""
+    """Register a scenario for these bounds, of a client of this version."""
 
     def register(run: OnWire) -> OnWire:
         ON_WIRE.update(dict.fromkeys(limits, (run, version)))
@@ -92,7 +91,7 @@ def on_wire(*limits: str, version: int = 5) -> Callable[[OnWire], OnWire]:
 
 
 def in_process(*limits: str) -> Callable[[InProcess], InProcess]:
-    """A scenario for these bounds with a host in this process."""
+    """Register a scenario for these bounds with a host in this process."""
 
     def register(run: InProcess) -> InProcess:
         IN_PROCESS.update(dict.fromkeys(limits, run))
@@ -120,7 +119,7 @@ def _packet_bytes(scene: Scene) -> None:
 
 
 def _connect_of(name: str, size: int) -> bytes:
-    # five fields that are as long as they may be, as far as that fits
+    # five fields of the greatest length, as far as they fit
     pairs = {"user_property": [("k", "v" * 65_535)]}
     will = wire.Will(name.ljust(LIMITS.topic_bytes_max, "w"), bytes(65_535), 1, False, pairs)
     options: dict[str, Any] = {"username": "u" * 65_535, "will": will, "properties": pairs, "clean": False}
@@ -373,7 +372,7 @@ def _publish(host: Host, publisher: Peer, bodies: list[bytes]) -> None:
 
 
 def _first_of(host: Host, sent: list[bytes], most: int) -> None:
-    # drop_newest; a queue is measured each time that it has grown by a 32nd of its bound
+    # drop_newest; a queue is measured each time it has grown by a 32nd of its bound
     got = [packet.payload for packet in lasting(host, "waits").receive()]
     slack = most // 32 + 1
     assert got[: most - slack] == sent[: most - slack]
@@ -428,7 +427,7 @@ def _filters_per_session(host: Host) -> None:
             host.pass_time(1)
         assert set(client.next("SUBACK").codes) == {1}
     host.pass_time(5)
-    assert client.subscribe(("one/more", 1), ("f/0", 1)) == [QUOTA_EXCEEDED, 1]  # it has the second
+    assert client.subscribe(("one/more", 1), ("f/0", 1)) == [QUOTA_EXCEEDED, 1]  # it has the second already
     host.lose(client)
     publisher = host.connect("p")
     for number in (0, most - 1):
@@ -494,7 +493,7 @@ def _later(host: Host, seconds: int) -> None:
 
 @pytest.fixture(scope="module")
 def brokers() -> Iterator[Callable[[str], CountedBroker]]:
-    """A broker of each store without any limit of its own."""
+    """Return the broker of a store, with default limits."""
     running: dict[str, CountedBroker] = {}
 
     def find(store: str) -> CountedBroker:

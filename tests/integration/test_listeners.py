@@ -1,6 +1,4 @@
-"""Several listeners: each connection has the number of the one that it came by, also at its home, in its log lines and
-in the metrics.
-"""
+"""Several listeners: a connection keeps its listener's number, also at its home, in log lines and in metrics."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def start(own_broker: OwnBroker, tmp_path: Path) -> Callable[..., BrokerProcess]
 
 @pytest.fixture
 def dial() -> Iterator[Callable[[str], Client]]:
-    """``dial("HOST:PORT")``: a connection, closed with the test."""
+    """``dial("HOST:PORT")``: return a connection, closed with the test."""
     opened: list[Client] = []
 
     def dialled(address: str) -> Client:
@@ -66,7 +64,7 @@ def dial() -> Iterator[Callable[[str], Client]]:
 
 
 def figures(broker: BrokerProcess, name: str) -> dict[str, float]:
-    """By listener, over all workers."""
+    """Return the metric by listener, over all workers."""
     found: dict[str, float] = {}
     for labels, value in samples(broker, name):
         found[labels["listener"]] = found.get(labels["listener"], 0) + value
@@ -83,7 +81,7 @@ def test_a_connection_is_counted_and_logged_with_its_listener_wherever_it_lives(
     assert int(addresses[0].rpartition(":")[2]) == broker.port
     came: dict[str, str] = {}
     for number, (name, address) in enumerate(zip(names, addresses, strict=True)):
-        for worker in range(workers):  # most of them are handed to another worker than the one that accepted them
+        for worker in range(workers):  # most are handed off to a worker that did not accept them
             for client_id, _ in zip(ids_on(worker, workers, f"l{number}-"), range(number + 1), strict=False):
                 dial(address).connect(client_id)
                 came[client_id] = name

@@ -25,19 +25,18 @@ from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
 # ruff: noqa: ARG002  (what an event says and this node does not need)
 
 LIMITS = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_max=0.6, peer_stall_seconds_max=1.0)
-"""For nodes of one process, whose rounds the test makes itself."""
+"""For nodes of one process, whose rounds the test runs itself."""
 
 PATIENT = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_max=30.0, peer_stall_seconds_max=30.0)
-"""Longer than any wait below: no process is taken for silent because the machine is busy, and what has to be noticed is
-noticed without a silence."""
+"""Longer than any wait below: a busy machine makes no process look silent; events are noticed without a silence."""
 
 WATCHFUL = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_max=3.0, peer_stall_seconds_max=5.0)
-"""A stopped process is noticed soon, one that waits for a busy machine is not stopped."""
+"""A stopped process is noticed soon; one on a busy machine is not taken for stopped."""
 FORK = multiprocessing.get_context("fork")
 
 
 class Node:
-    """One process: a poll loop around a mesh. Sends numbered entries when told, commits what it gets at once."""
+    """One process: a poll loop around a mesh. Sends numbered entries on command, commits received ones at once."""
 
     def __init__(self, index: int, count: int, runtime_dir: str, incarnation: int, limits: LinkLimits = LIMITS) -> None:
         self.publisher = Publisher()
@@ -118,7 +117,7 @@ class Node:
         self.log.append(("gone", peer))
 
     def flow(self) -> bool:
-        """One batch to each peer with a flow. -> whether any flow goes on."""
+        """Send one batch to each peer with a flow. -> whether any flow is unfinished."""
         for peer, (number, end, size) in self.flows.items():
             link = self.mesh.links[sibling(peer)]
             if number == end or link.full:
@@ -242,7 +241,7 @@ class Process:
 
 
 class Meshes:
-    """The processes of a test, and where their sockets are."""
+    """The processes of a test, and the directory of their sockets."""
 
     def __init__(self, runtime_dir: str) -> None:
         self.runtime_dir = runtime_dir
@@ -274,7 +273,7 @@ def meshes() -> Iterator[Meshes]:
 
 
 def done(end: int, *peers: int) -> Callable[[dict[str, Any]], bool]:
-    """Everything up to `end` was sent to these peers and acked."""
+    """Return a condition: everything up to `end` was sent to these peers and acked."""
     return lambda report: report["acked"] and all(report["sent"][peer] == end for peer in peers)
 
 
@@ -303,7 +302,7 @@ def test_interest_is_exchanged_before_ready_and_followed_after(meshes: Meshes) -
 
 
 def test_sigkill_of_one_of_three(meshes: Meshes) -> None:
-    """The others go on undisturbed; the successor is ready at once and gets what is sent after that."""
+    """The others are undisturbed; the successor is ready at once and gets what is sent after that."""
     processes = meshes.start(3)
     count = 60_000
     for source in (0, 1):
@@ -345,7 +344,7 @@ def test_sigkill_without_the_supervisors_word(meshes: Meshes) -> None:
 
 
 def test_sigstop_and_back(meshes: Meshes) -> None:
-    """Stopped for longer than the silence allowed: away, logged, acked; after SIGCONT all arrives once, in order."""
+    """Stopped for longer than the allowed silence: away, logged, acked; after SIGCONT all arrives once, in order."""
     processes = meshes.start(3, WATCHFUL)
     count = 4_000
     processes[2].signal(signal.SIGSTOP)
@@ -368,7 +367,7 @@ def test_sigstop_and_back(meshes: Meshes) -> None:
 
 
 def test_a_round_takes_its_part_of_each_sibling() -> None:
-    """`drain_bytes_max` is of each sibling: two of them give twice as much before clients have their turn."""
+    """`drain_bytes_max` is per sibling: two of them give twice as much before the clients' turn."""
     count, size, most = 16 * 200, 512, 64 * 1024
     with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
         nodes = [Node(index, 3, runtime_dir, 1) for index in range(3)]

@@ -1,5 +1,5 @@
-"""A worker without memory, a disk without room, a disk that is slow: what stands still, what goes on, and that all is
-well again by itself.
+"""A worker without memory, a disk without room, a slow disk: which work stops, which continues, and that the broker
+recovers by itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SYNC_SECONDS = 0.25
 
 
 def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
-    """At worker_memory_bytes_max: publishers at QoS 1 wait, then are refused; QoS 0 goes on; sessions may come back.
-    Below it all is as before.
+    """At worker_memory_bytes_max: publishers at QoS 1 wait, then are refused; QoS 0 continues; sessions can be resumed.
+    Below it everything works as before.
     """
     config = tmp_path / "mqttd.toml"
     full = "[limits]\nworker_memory_bytes_max = 1000000\nhold_seconds_max = 0.5\n"
@@ -51,7 +51,7 @@ def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
         config.write_text(full)
         os.kill(broker.pid, signal.SIGHUP)
         wait_until(lambda: len(broker.logged("memory_full")) == 4, SECONDS, "all have noticed")
-        let_pass(0.2)  # and their siblings have heard of it: no counter says so
+        let_pass(0.2)  # and their siblings have been notified: no counter shows it
         assert subscriber.subscribe(f"{name}/more") == (0x97,)
         assert publisher.publish(name, b"refused", qos=1) == 0x97
         publisher.publish(name, b"goes", qos=0)
@@ -74,15 +74,15 @@ def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 120 MB, of which somebody else has 30."""
+    """A disk of 120 MB, with 30 MB of other files."""
     with mounted(tmp_path / "disk", "120m") as disk:
         (disk / "others").write_bytes(bytes(30 << 20))
         yield disk
 
 
 def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) -> None:
-    """Fill it by publishes at QoS 1 and 2 for a client that is away, until they are refused; the client comes, and gets
-    what was acknowledged, at QoS 2 once. Then there is room again.
+    """Fill the disk by publishes at QoS 1 and 2 for an offline client until they are refused; then the client connects
+    and gets everything acknowledged, at QoS 2 once. Then there is room again.
     """
     environment = {
         "MQTTD_LEVELDB__WRITE_BUFFER_BYTES": str(256 << 10),
@@ -100,7 +100,7 @@ def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) ->
         old.connect(f"{name}old")
         live.subscribe((f"{name}/live", 0))
         stored: list[bytes] = []
-        for _ in range(3):  # a compaction that ends gives room back: somebody else takes that
+        for _ in range(3):  # a compaction that ends gives room back: other files take that
             _publish_until_refused(publisher, f"{name}/stored", stored)
             others = fill(small_disk)
         assert len(stored) > 20
@@ -130,11 +130,11 @@ def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) ->
 
 
 def test_a_small_disk_is_used_refuses_and_drains_without_any_setting(tmp_path: Path, name: str) -> None:
-    """Sizes that are made for large disks would leave nothing of it, or nothing to get out of it again."""
+    """With sizes for large disks, nothing could be stored on a small one, or nothing read back."""
     with mounted(tmp_path / "disk", "64m") as disk:
         arguments = ["--store", "leveldb", "--data-dir", str(disk / "data")]
         broker = CountedBroker(1, arguments, queue_bytes_max=1 << 30)
-        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # which all tests set
         broker.start()
         scene = Scene(broker, 5, name)
         try:
@@ -164,10 +164,10 @@ def test_a_small_disk_is_used_refuses_and_drains_without_any_setting(tmp_path: P
 
 
 def test_a_broker_starts_on_a_disk_without_a_byte(tmp_path: Path, name: str) -> None:
-    """What it had acknowledged is delivered, and that, or somebody else, makes room for more."""
+    """Acknowledged messages are delivered; that, or removed files, makes room for more."""
     with mounted(tmp_path / "disk", "64m") as disk:
         broker = CountedBroker(2, ["--store", "leveldb", "--data-dir", str(disk / "data")])
-        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # which all tests set
         broker.start()
         scene = Scene(broker, 5, name)
         try:
@@ -200,8 +200,8 @@ def test_a_broker_starts_on_a_disk_without_a_byte(tmp_path: Path, name: str) -> 
 
 
 def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str) -> None:
-    """Wherever it becomes full: one line, and the stores are as they were, for the old number of workers, and for the
-    new one as soon as there is room.
+    """At whatever point the disk fills: one line, and the stores are unchanged for the old number of workers, and for
+    the new one as soon as there is room.
     """
     with mounted(tmp_path / "disk", "64m") as disk:
         data = disk / "data"
@@ -235,7 +235,7 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
                 os.truncate(fill(disk), others.stat().st_size - room)
                 said = broker.stderr_size()
                 with pytest.raises(BrokerFailed, match="mqttd ended with status 4 "):
-                    Mqttd.start(broker)  # that of ours removes its files when it fails
+                    Mqttd.start(broker)  # BrokerProcess.start removes its files on failure
                 (line,) = (each for each in broker.stderr(said).splitlines() if "cannot be repartitioned" in each)
                 assert "No space left on device" in line
                 assert line.endswith("they are unchanged: start with --workers 2, or with another --data-dir")
@@ -251,9 +251,9 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
             assert sleeper.await_packet("PUBLISH").payload[:6] == stored[0]
             sleeper.close()
             broker.stop()
-            others.unlink()  # whoever opens a store writes to its disk
+            others.unlink()  # opening a store writes to its disk
             assert _messages(contents(data)) == before
-            grow(disk, "256m")  # what three stores without a reserve take until they are compacted
+            grow(disk, "256m")  # the size of three stores without a reserve until they are compacted
             broker.workers = 3
             broker.start()
             for each in sleepers:
@@ -274,7 +274,7 @@ def _messages(stores: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
 
 
 def _publish_until_refused(publisher: wire.Client, topic: str, stored: list[bytes]) -> None:
-    # appends those that were acknowledged, QoS 1 and 2 in turn, each with a large body that no compression shortens
+    # appends the acknowledged ones, QoS 1 and 2 in turn, each with a large body that does not compress
     for number in range(len(stored), 2000):
         payload = b"%06d" % number + os.urandom(100_000)
         reason = publisher.publish(topic, payload, qos=1 + number % 2)
@@ -286,7 +286,7 @@ def _publish_until_refused(publisher: wire.Client, topic: str, stored: list[byte
 
 
 def _drained(client: wire.Client, count: int) -> list[bytes]:
-    # as many messages as there must be, by number; QoS 1 may come twice, QoS 2 may not
+    # returns so many messages, by number; QoS 1 may be repeated, QoS 2 may not
     got: list[bytes] = []
     while len(set(got)) < count:
         packet = client.await_packet("PUBLISH")
@@ -302,7 +302,7 @@ def _drained(client: wire.Client, count: int) -> list[bytes]:
 
 
 def test_a_sibling_whose_disk_is_slow_is_sent_from_the_log(tmp_path: Path, name: str) -> None:
-    """More is under way than a link keeps in memory: nothing is lost, twice or out of order, QoS 1 and 2 in turn."""
+    """More is in flight than a link keeps in memory: nothing is lost, repeated or out of order, QoS 1 and 2 in turn."""
     environment = {
         "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
         "SLOW_SYNC_MS": str(int(SYNC_SECONDS * 1000)),
@@ -337,7 +337,7 @@ def test_a_sibling_whose_disk_is_slow_is_sent_from_the_log(tmp_path: Path, name:
 
 
 def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str) -> None:
-    """While the ack of a publish waits for its fdatasync, others are served as ever."""
+    """While the ack of a publish waits for its fdatasync, other clients are served without delay."""
     environment = {
         "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
         "SLOW_SYNC_MS": str(int(SYNC_SECONDS * 1000)),
@@ -373,7 +373,7 @@ def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str
 
 
 def test_what_no_ack_waits_for_does_not_gather_in_memory(tmp_path: Path, name: str) -> None:
-    """Retained messages of QoS 0 come faster than a slow disk takes them: they wait at the client."""
+    """Retained messages of QoS 0 that arrive faster than a slow disk takes them wait at the client."""
     environment = {
         "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
         "SLOW_SYNC_MS": "50",
@@ -405,7 +405,7 @@ def test_what_no_ack_waits_for_does_not_gather_in_memory(tmp_path: Path, name: s
 
 
 def test_retained_messages_beyond_the_bound_wait(tmp_path: Path, workers: int, name: str) -> None:
-    """More than the bound is in each tick: the next one waits until it is written, and nothing is lost."""
+    """Each tick has more than the bound: the next one waits until it is written, and nothing is lost."""
     arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
     with CountedBroker(workers, arguments, store_unwritten_bytes_max=1000) as broker:
         scene = Scene(broker, 5, name)

@@ -1,4 +1,4 @@
-"""Stores and snapshots of this and of earlier releases are read, gone on with, and lose nothing (`tests/golden`)."""
+"""Stores and snapshots of this and of earlier releases are read and continued without loss (`tests/golden`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no su
 GOLDEN = Path(__file__).parent.parent / "golden"
 SCHEMAS = sorted(file.name.partition(".")[0] for file in GOLDEN.glob("*.data.tar.*"))
 WHOLE = [schema for schema in SCHEMAS if schema != "schema-1"]
-"""Those that have what `tests.golden.whole` writes."""
+"""The schemas that contain everything that `tests.golden.whole` writes."""
 SESSIONS = sorted([
     named("away", 1), named("publisher", 0), "asked", "full", "in-flight", "large-one", "large-two", "late", "of-3-1-1",
     "one-of-group", "options", "pages", "read", "read-in-part", "replays", "will-connected", "will-waits",
@@ -44,14 +44,14 @@ def unpacked(name: str, directory: Path) -> Path:
 
 @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), WORKERS, 3])
 def broker(request: pytest.FixtureRequest, schema: str, tmp_path: Path) -> Iterator[Mqttd]:
-    """On the data directory of that schema, with as many workers as wrote it and with others."""
+    """A broker on the data directory of that schema, with as many workers as wrote it and with others."""
     data = unpacked(f"{schema}.data", tmp_path / "data")
     with Mqttd(request.param, {**CONFIG, "data_dir": str(data)}, arguments=["--log-format", "json"]) as running:
         yield running
 
 
 def back(broker: Mqttd, name: str, version: int = 5, **properties: Any) -> Client:
-    """The client in its session."""
+    """Return the client, in its session."""
     client = Client(broker.address, version)
     connack = client.connect(name, clean=False, properties={**LONG, **properties} if version == 5 else {})
     assert connack.session_present, name
@@ -59,7 +59,7 @@ def back(broker: Mqttd, name: str, version: int = 5, **properties: Any) -> Clien
 
 
 def received(client: Client, count: int) -> list[Packet]:
-    """So many messages, each answered to the end, and no more."""
+    """Return so many messages, each with its handshake complete, and check that no more arrive."""
     got: list[Packet] = []
     unreleased: set[int] = set()
     while len(got) < count or unreleased:
@@ -80,12 +80,12 @@ def received(client: Client, count: int) -> list[Packet]:
 
 
 def payloads(client: Client, count: int) -> list[bytes]:
-    """Theirs."""
+    """Return the payloads of so many messages."""
     return [packet.payload for packet in received(client, count)]
 
 
 def asked_retained(client: Client) -> None:
-    """All retained messages of QoS 1 and 2 that it has asked for, once; of QoS 0 what had not been sent."""
+    """Check that all requested retained messages of QoS 1 and 2 arrive once, and of QoS 0 those not yet sent."""
     wanted = {b"k%d" % number for number in range(12) if number % 3} | {b"kx"}
     got: list[Packet] = []
     while sum(each.qos for each in got) < len(wanted):
@@ -98,7 +98,7 @@ def asked_retained(client: Client) -> None:
 
 
 def commands(directory: Path, running: bool) -> None:
-    """What they say of it: all sessions by name, and the messages of the archive."""
+    """Check the output of the commands: all sessions by name, and the messages of the archive."""
     if running:
         said = mqttd("sessions", "list", "--json", "--data-dir", directory)
         assert (said.status, sorted(json.loads(line)["client"] for line in said.out.splitlines())) == (0, SESSIONS)
@@ -116,7 +116,7 @@ def commands(directory: Path, running: bool) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Nothing is wrong with it but the records that were set aside, and these go."""
+    """Check that only the records set aside are wrong, and discard these."""
     said = mqttd("store", "verify", directory)
     strange = [line for line in said.out.splitlines() if "unreadable" not in line and "problems" not in line]
     assert (said.status, strange, said.out.count("is set aside")) == (1, [], 3), said
@@ -125,8 +125,8 @@ def discard(directory: Path) -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, schema: str, tmp_path: Path) -> None:
-    """Every session gets what its client had not answered, once, with its options; after a restart nothing. Stores of
-    an older schema are upgraded, once.
+    """Every session gets the messages its client had not acknowledged, once, with its options; after a restart none.
+    Stores of an older schema are upgraded, once.
     """
     is_old = schema != f"schema-{VERSION}"
     assert broker.logs.count('"event":"upgraded"') == is_old
@@ -162,13 +162,13 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, s
     with closing(back(broker, "asked")) as client:
         if schema in WHOLE:
             asked_retained(client)
-        else:  # what its worker had given it: that release forgot what the other one had still to send
+        else:  # only those its worker had given it: that release forgot what the other worker had still to send
             assert sorted(payloads(client, 5)) == [b"k1", b"k11", b"k5", b"k7", b"kx"]
     with closing(back(broker, named("away", 1))) as client:
         assert sorted(payloads(client, 5)) == [b"L" * 10_000, b"x0", b"x1", b"x2", b"x3"]
     with closing(back(broker, "replays")) as client:
-        # what was published at QoS 0 was sent, or ended with its connection; a9, the last one that is archived, lies
-        # behind the position that was stored with a8: it is read again
+        # messages of QoS 0 were sent, or ended with their connection; a9, the last one archived, is behind the position
+        # stored with a8: it is read again
         assert payloads(client, 7) == [*(b"a%d" % number for number in range(10) if number % 3), b"a9"]
     with closing(Client(broker.address, 5)) as client:
         client.connect("looks")
@@ -192,7 +192,7 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, s
 @pytest.mark.parametrize("schema", WHOLE)
 @pytest.mark.usefixtures("schema")
 def test_the_rest_of_a_whole_data_directory(broker: Mqttd, tmp_path: Path) -> None:
-    """Options, windows both ways, large ones, what several wait for, what some have read; nothing of it twice."""
+    """Options, windows in both directions, large ones, messages that several wait for or some have read; none twice."""
     commands(tmp_path / "data", running=True)
     with closing(back(broker, "options")) as client:
         own, kept = sorted(received(client, 2), key=lambda packet: packet.payload, reverse=True)

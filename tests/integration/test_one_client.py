@@ -1,6 +1,4 @@
-"""What one client can do to the broker that it speaks to: end its own connection. Over sockets, with the limits as they
-are when nobody sets them.
-"""
+"""The most that a client can do to its broker is to end its own connection. Over sockets, with the default limits."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ Subscribing.subscribe = dying
 
 @pytest.fixture(params=[1, 2])
 def answering(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    """One that has Response Information."""
+    """A broker that grants Response Information."""
     environment = {"MQTTD_PROTOCOL__RESPONSE_INFORMATION": RESPONSES}
     broker = BrokerProcess(request.param, environment=environment)
     with broker:
@@ -56,7 +54,7 @@ def answering(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
     [TOPIC_BYTES_MAX - len(RESPONSES), TOPIC_BYTES_MAX - len(RESPONSES) + 1, 65_525, 65_526, 65_530, 65_535],
 )
 def test_a_client_id_that_leaves_no_room_for_response_information(answering: BrokerProcess, letters: int) -> None:
-    """It is told none where no topic could begin so, and is served like anybody else."""
+    """The client gets none if no topic could begin with it, and is served like any other."""
     before = answering.worker_pids()
     with closing(Client(answering.address, 5)) as client:
         client.send(wire.connect(5, "x" * letters, properties={"request_response_information": 1}))
@@ -69,7 +67,7 @@ def test_a_client_id_that_leaves_no_room_for_response_information(answering: Bro
 
 
 def test_a_worker_that_dies_of_a_clients_packet_names_the_client(tmp_path: Path) -> None:
-    """Scenario: a packet kills the worker, twice; a worker that is killed beside that names nobody."""
+    """Scenario: a packet kills the worker, twice; a worker killed in another way names no client."""
     (tmp_path / "sitecustomize.py").write_text(DIES)
     killer = next(name for name in (f"killer-{i}" for i in range(99)) if home(name, 2) == 0)
     path = os.pathsep.join((str(tmp_path), str(ROOT)))
@@ -86,7 +84,7 @@ def test_a_worker_that_dies_of_a_clients_packet_names_the_client(tmp_path: Path)
 
 
 def killed_by_a_packet(broker: BrokerProcess, client_id: str, times: int) -> dict[str, Any]:
-    """What is said of the worker that has died, for so many times by now."""
+    """Kill the worker by a packet and return its last worker_died line; there must be so many by now."""
     with closing(Client(broker.address, 5)) as client:
         client.connect(client_id)
         client.send(wire.subscribe(5, 1, ("die", 1)))
@@ -96,13 +94,13 @@ def killed_by_a_packet(broker: BrokerProcess, client_id: str, times: int) -> dic
 
 
 def logged(broker: BrokerProcess, event: str, times: int) -> None:
-    """Wait for so many lines of it."""
+    """Wait for so many lines of the event."""
     wait_until(lambda: len(broker.logged(event)) == times, SECONDS_MAX, f"{event} {times} times")
 
 
 def test_publishes_that_cost_much_keep_no_timer_from_running() -> None:
-    """A publish walks all the filters that differ from its topic at their end; pings wake the worker in between. What
-    is left over makes it come again, but once: its heartbeat goes on.
+    """A publish walks all the filters that differ from its topic at their end; pings wake the worker in between. The
+    rest of the work wakes the worker again, but once: its heartbeat continues.
     """
     filters = ["/".join(levels) + "/x" * 40 for levels in itertools.product("x+", repeat=12)]
     environment = {"MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0", "MQTTD_LIMITS__WILDCARD_ARRANGEMENTS_MAX": "0"}
@@ -124,5 +122,5 @@ def test_publishes_that_cost_much_keep_no_timer_from_running() -> None:
             assert time.monotonic() < until
         wide.expect("PINGRESP")
         seconds = time.monotonic() - began
-    # in one go it would stand still all the time
+    # in one piece the heartbeat would stand still all the time
     assert oldest < max(1.5, seconds / 2)

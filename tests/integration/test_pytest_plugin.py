@@ -1,4 +1,4 @@
-"""The pytest plugin, in test-suites that are made here and run by a pytest of their own."""
+"""The pytest plugin, in test suites that are made here and run by a separate pytest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="the plugin starts m
 
 SECONDS_MAX = 60.0
 
-#: What a user's test-suite needs of MQTT: a client that is connected.
+#: The MQTT fixture of a user's test suite: a connected client.
 CONFTEST = """
     import queue, pytest, paho.mqtt.client as paho
     from paho.mqtt.packettypes import PacketTypes
@@ -64,7 +64,7 @@ CONFTEST = """
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A directory with the conftest above, and the plugin loaded by its module: nothing has to be installed."""
+    """Return a directory with the conftest above, and the plugin loaded by its module: nothing has to be installed."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "broker.pytest_plugin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -103,7 +103,7 @@ def test_a_broker_for_each_test_with_v5_and_shared_subscriptions(suite: pytest.P
 
 
 def test_settings_by_marker_and_by_configuration(suite: pytest.Pytester) -> None:
-    """The closest marker counts; what it leaves open comes from pytest's configuration, or its command line."""
+    """The closest marker counts; missing settings come from pytest's configuration or its command line."""
     suite.makefile(".toml", settings="[limits]\nreceive_maximum = 11\n")
     suite.makeini("[pytest]\nmqttd_workers = 2\nmqttd_config = settings.toml\naddopts = --strict-markers\n")
     suite.makepyfile("""
@@ -129,7 +129,7 @@ def test_settings_by_marker_and_by_configuration(suite: pytest.Pytester) -> None
 
 
 def test_restart_and_a_killed_worker(suite: pytest.Pytester) -> None:
-    """The port stays, clients come back by themselves; sessions in memory end with the broker, or with their worker."""
+    """The port stays and clients reconnect by themselves; sessions in memory end with the broker or their worker."""
     suite.makepyfile("""
         import pytest
 
@@ -165,7 +165,7 @@ def test_restart_and_a_killed_worker(suite: pytest.Pytester) -> None:
 
 
 def test_one_broker_for_many_tests(suite: pytest.Pytester) -> None:
-    """mqttd_factory serves fixtures of any scope; a failing test shows what was logged during it, and no more."""
+    """mqttd_factory serves fixtures of any scope; a failing test shows the lines logged during it, and no more."""
     suite.makepyfile("""
         import os, signal, pytest
 
@@ -217,7 +217,7 @@ def test_a_broker_that_cannot_start_or_ends_by_itself(suite: pytest.Pytester) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: signal.Signals) -> None:
-    """Interrupted, terminated or killed in the middle of a test: neither a process nor, if it could, a file stays."""
+    """Interrupted, terminated or killed during a test: no process is left and, except after a kill, no file."""
     temporary = suite.mkdir("t")
     suite.makepyfile("""
         import pathlib, signal
@@ -234,7 +234,7 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
         cwd=suite.path,
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
-        # a suite that runs in the background of a shell has SIGINT ignored, and what it starts inherits that
+        # a suite in the background of a shell has SIGINT ignored, and its child processes inherit that
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -252,7 +252,7 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
 
 
 def test_the_examples_of_the_documentation(suite: pytest.Pytester) -> None:
-    """What docs/testing-with-mqttd.md shows runs as it stands there."""
+    """The examples of docs/testing-with-mqttd.md run as they are."""
     page = (ROOT / "docs" / "testing-with-mqttd.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     suite.makeconftest("")

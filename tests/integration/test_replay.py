@@ -1,6 +1,6 @@
-"""Replay of the archive against a real broker: positions, going live, crashes, other numbers of workers, retention.
+"""Replay of the archive from a real broker: positions, going live, crashes, other numbers of workers, retention.
 
-Payloads are `PUBLISHER NUMBER`; what a reader must get is known from what publishers were acknowledged.
+Payloads are `PUBLISHER NUMBER`; the expected messages follow from the acks that publishers got.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANY = [1, 4]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(workers)``: a broker on the data directory, that archives `a/#`; ended with the test."""
+    """``start(workers)``: a broker on the data directory that archives `a/#`, ended with the test."""
     opened: list[Mqttd] = []
 
     def run(workers: int = 1, hours: float = 1, bytes_: str = "1GB", **settings: Any) -> Mqttd:
@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def publish(broker: Mqttd, client_id: str, numbers: range, topic: str = "a/b", qos: int = 1) -> None:
-    """All of them, and their acks."""
+    """Publish all of them and read their acks."""
     with closing(Client(broker.address, 5)) as client:
         client.connect(client_id)
         for chunk in _chunks(numbers, 50):
@@ -82,7 +82,7 @@ def ask(client: Client, offset: str, *filters: tuple[str, int]) -> Packet:
 
 
 def take(client: Client, count: int) -> list[Packet]:
-    """So many messages, answered."""
+    """Return so many messages, acknowledged."""
     got: list[Packet] = []
     while len(got) < count:
         packet = client.read()
@@ -102,13 +102,13 @@ def offset_of(packet: Packet) -> str:
 
 
 def numbers_of(packets: list[Packet], client_id: str) -> list[int]:
-    """In the order in which they came."""
+    """Return the numbers of that publisher's messages, in order of arrival."""
     name = client_id.encode()
     return [int(each.payload.split()[1]) for each in packets if each.payload.split()[0] == name]
 
 
 def names(many: int, count: int = 4) -> list[str]:
-    """Publishers on different workers, most likely."""
+    """Return names of publishers, most likely on different workers."""
     return [f"publisher-{number}" for number in range(max(many, count))]
 
 
@@ -133,7 +133,7 @@ def test_earliest_merges_all_workers_and_goes_live(start: Start, many: int, qos:
 
 @pytest.mark.parametrize("many", MANY)
 def test_no_gap_while_publishers_go_on(start: Start, many: int) -> None:
-    """Readers come and go while four clients publish; each begins where the last one was."""
+    """Readers connect and disconnect while four clients publish; each starts where the previous one stopped."""
     broker = start(many)
     total = 3000
     publishers = [
@@ -189,7 +189,7 @@ def test_latest_time_and_position(start: Start, many: int) -> None:
 
 @pytest.mark.parametrize("many", MANY)
 def test_a_kill_of_everything_while_one_reads(start: Start, many: int) -> None:
-    """A session that lasts goes on after SIGKILL: nothing is skipped, only what was not answered comes again."""
+    """A lasting session continues after SIGKILL: nothing is skipped, and only unacknowledged messages are repeated."""
     broker = start(many)
     total = 2000
     for name in names(many):
@@ -216,7 +216,7 @@ def test_a_kill_of_everything_while_one_reads(start: Start, many: int) -> None:
 
 
 def test_another_number_of_workers(start: Start) -> None:
-    """A position that a client was given, and a session that lasts, over 4 -> 2 -> 3 -> 1 workers."""
+    """A position given to a client, and a lasting session, stay valid over 4 -> 2 -> 3 -> 1 workers."""
     broker = start(4)
     publishers = names(4)
     for name in publishers:
@@ -278,11 +278,11 @@ def test_what_is_refused(start: Start) -> None:
         assert not ask(client, "then", ("a/b", 0)).properties
     with closing(Client(broker.address, 4)) as client:
         client.connect("old")
-        assert client.subscribe(("a/b", 0)) == (0,)  # v3 has no way to ask
+        assert client.subscribe(("a/b", 0)) == (0,)  # before MQTT 5 there is no way to ask
 
 
 def test_retention_passes_by(start: Start) -> None:
-    """A reader that was away for long goes on where the log begins, and is told; a position before it is refused."""
+    """A reader long away continues where the log begins, and is notified; a position before it is refused."""
     broker = start(1, bytes_="2MB")
     publish(broker, "publisher", range(10))
     client = reader(broker, lasting=True)

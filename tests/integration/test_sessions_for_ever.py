@@ -1,4 +1,4 @@
-"""Sessions that may live for ever: `session_expiry_seconds_max` 0 and 4294967295 mean the same."""
+"""Sessions that never expire: `session_expiry_seconds_max` 0 and 4294967295 mean the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = 0xFFFFFFFF
 @pytest.mark.parametrize("most", [0, NEVER])
 @pytest.mark.parametrize("default_v3", [604_800, NEVER])
 def test_they_are_granted_and_outlive_a_restart(most: int, default_v3: int) -> None:
-    """A v5 client that asks for ever gets it, a v3 client the default; both sessions are there after a restart."""
+    """A v5 client that asks for a session without end gets it, a v3 client the default; both survive a restart."""
     environment = {
         "MQTTD_STORE": "leveldb",
         "MQTTD_LIMITS__SESSION_EXPIRY_SECONDS_MAX": str(most),

@@ -35,7 +35,7 @@ QUEUED = 30
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(workers, name)``: a broker on a data directory of that name; ended with the test."""
+    """``start(workers, name)``: a broker on a data directory of that name, ended with the test."""
     opened: list[Mqttd] = []
 
     def run(workers: int = 2, name: str = "data") -> Mqttd:
@@ -53,7 +53,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def filled(broker: Mqttd) -> None:
-    """Sessions on both workers, with queues, a window that is half through, retained messages, five wills."""
+    """Make sessions on both workers, with queues, a half-complete window, retained messages, and five wills."""
     for number in range(6):
         with closing(Client(broker.address, 5)) as client:
             will = Will(f"will/{number}", b"gone", properties={"will_delay_interval": 1000})
@@ -73,8 +73,8 @@ def filled(broker: Mqttd) -> None:
 
 
 def received(broker: Mqttd) -> dict[str, list[tuple[str, bytes, int]]]:
-    """What every session is sent when it comes back: its queue, in its order; then what is retained, which comes from
-    both workers in any order.
+    """Return the messages that every session gets on its return: its queue, in order; then the retained messages, which
+    arrive from both workers in any order.
     """
     found: dict[str, list[tuple[str, bytes, int]]] = {}
     for number in range(6):
@@ -93,14 +93,14 @@ def received(broker: Mqttd) -> dict[str, list[tuple[str, bytes, int]]]:
 
 
 def sessions(directory: Path) -> dict[str, dict[str, object]]:
-    """What `mqttd sessions list` says of each."""
+    """Return the rows of `mqttd sessions list` by client id."""
     said = mqttd("sessions", "list", "--json", "--data-dir", directory)
     assert said.status == 0, said
     return {row["client"]: row for row in map(json.loads, said.out.splitlines())}
 
 
 def archived(directory: Path) -> list[object]:
-    """What `mqttd store stats` says of the archives."""
+    """Return the archives as `mqttd store stats` reports them."""
     return [store["archive"] for store in json.loads(mqttd("store", "stats", "--json", directory).out)]
 
 
@@ -113,7 +113,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def test_what_is_restored_of_a_running_broker_is_what_it_had(start: Start, tmp_path: Path) -> None:
-    """Two workers; sessions, queues, what is in flight, retained messages, wills; messages between the workers."""
+    """Two workers; sessions, queues, messages in flight, retained messages, wills; messages between the workers."""
     broker = start()
     filled(broker)
     assert {home(f"c{number}", 2) for number in range(6)} == {0, 1}
@@ -175,7 +175,7 @@ def test_a_stopped_broker_and_one_that_was_killed_have_snapshots_too(start: Star
 
 
 def test_snapshots_under_publishes_have_counters_that_agree_with_their_records(start: Start, tmp_path: Path) -> None:
-    """One worker, a session that is away: what was received and what lies in the log are the same number, always."""
+    """One worker, an offline session: the number of messages received always equals the number in the log."""
     broker = start(1)
     with closing(Client(broker.address, 4)) as subscriber:
         subscriber.connect("away", clean=False)
@@ -218,7 +218,7 @@ def test_the_stores_commands_leave_a_snapshot_as_it_is_and_name_damage(start: St
     table = next((out / "worker-1").glob("*.ldb"))
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
-    table.unlink()  # it is the broker's file as well
+    table.unlink()  # the broker's file is a hard link to it
     table.write_bytes(content)
     verified = mqttd("store", "verify", out)
     assert verified.status == 1
@@ -281,7 +281,7 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
     wait_until(lambda: out.exists() or running.poll() is not None, 60.0, "it has begun")
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=60)
-    if running.returncode in (0, -signal.SIGTERM):  # it was faster, and may not even have ended by itself
+    if running.returncode in (0, -signal.SIGTERM):  # the snapshot was faster, and may not even have ended by itself
         assert read_manifest(out).workers == 1
     else:
         assert (running.returncode, err.splitlines()[-1]) == (130, "mqttd: interrupted; all new files were removed")
@@ -293,7 +293,7 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
 def test_wherever_it_is_interrupted_there_is_nothing_or_all(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, is_there: bool
 ) -> None:
-    """SIGTERM comes at one call of a function after the other; a second one while it removes what was made."""
+    """SIGTERM arrives at each call of a function in turn, and a second one during the clean-up."""
     assert start(2).stop() == 0
     monkeypatch.setattr(snapshots, "_step_back", lambda: None)
     data, whole, out = str(tmp_path / "data"), str(tmp_path / "whole"), tmp_path / "out"

@@ -1,4 +1,4 @@
-"""The commands on stores, against a real broker: `mqttd sessions`, `mqttd store`, and versions that are not ours."""
+"""The commands on stores, against a real broker: `mqttd sessions`, `mqttd store`, and foreign schema versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(workers)``: a broker on the data directory; ended with the test."""
+    """``start(workers)``: a broker on the data directory, ended with the test."""
     opened: list[Mqttd] = []
 
     def run(workers: int = 1) -> Mqttd:
@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def mqttd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """``mqttd(*arguments)``: (status, standard output, standard error)."""
+    """``mqttd(*arguments)``: return (status, standard output, standard error)."""
     for name in [name for name in os.environ if name.startswith("MQTTD_")]:
         monkeypatch.delenv(name)
 
@@ -53,7 +53,7 @@ def mqttd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         capsys.readouterr()
         before = os.getpriority(os.PRIO_PROCESS, 0)
         status = cli.main(list(arguments))
-        # whatever came after it in this process would run behind everybody else
+        # anything that follows in this process would run at the lower priority
         assert os.getpriority(os.PRIO_PROCESS, 0) == before, "it steps back: for tests.mqttd_command"
         return status, *capsys.readouterr()
 
@@ -61,7 +61,7 @@ def mqttd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def filled(broker: Mqttd) -> None:
-    """Sessions with something of everything."""
+    """Make sessions with some of every kind of record."""
     for number in range(6):
         with closing(Client(broker.address, 5)) as client:
             client.connect(f"c{number}", clean=False, properties={"session_expiry_interval": 1000})
@@ -118,7 +118,7 @@ def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp
 def test_a_broker_with_its_store_in_memory_is_asked_too(
     mqttd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its runtime directory, as it is named or as the configuration has it."""
+    """The broker is found by its runtime directory, given as a flag or in the configuration."""
     where = tmp_path / "run"
     config = tmp_path / "mqttd.toml"
     config.write_text(f'store = "memory"\nruntime_dir = "{where}"\n')
@@ -148,7 +148,7 @@ def test_a_broker_with_its_store_in_memory_is_asked_too(
 
 
 def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqttd: Command, tmp_path: Path) -> None:
-    """Once it is killed they are read."""
+    """A running broker is asked; after a kill the stores are read."""
     broker, data = start(2), str(tmp_path / "data")
     filled(broker)
 
@@ -165,7 +165,7 @@ def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqt
         cwd=ROOT,
     ) as cut:
         assert cut.stdout is not None
-        cut.stdout.close()  # whoever reads has seen enough
+        cut.stdout.close()  # the reader has seen enough
         assert cut.communicate()[1] == b""
         assert cut.returncode == 0
     out = mqttd("store", "stats", data)[1]
@@ -182,7 +182,7 @@ def test_stores_are_verified_and_problems_named(start: Start, mqttd: Command, tm
     status, _, err = mqttd("store", "verify", str(data))
     assert (status, err) == (4, f"mqttd: data_dir {data}: in use by another mqttd\n")
     assert (data / "broker.json").stat().st_mode & 0o777 == 0o600
-    broker.kill()  # broker.json stays, and the logs are as a crash leaves them
+    broker.kill()  # broker.json stays, and the logs are left as after a crash
     assert "(an earlier one was killed)" in mqttd("sessions", "list", "--data-dir", str(data))[2]
     copy = tmp_path / "copy"
     shutil.copytree(data, copy)

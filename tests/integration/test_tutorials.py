@@ -1,4 +1,4 @@
-"""The tutorials run as they stand there, and show what they say. That of Spark: tests/spark/test_tutorial.py."""
+"""The tutorials run as they are, and their output is as shown. The one on Spark: tests/spark/test_tutorial.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""MQTT 3.1: bits which that version does not use, or disregards, and which 3.1.1 made an error.
+"""MQTT 3.1: bits which that version does not use, or disregards, and which are errors in 3.1.1.
 
 Its text has no numbered statements. Section 3.1 (CONNECT): "The DUP, QoS, and RETAIN flags are not used"; bit 0 of the
 connect flags "is not currently used. It is reserved for future use"; Will QoS and Will RETAIN, without the Will flag:
-"its value is disregarded". The same is said of the fixed header of the acknowledgements, PINGREQ and DISCONNECT, and
-of RETAIN in SUBSCRIBE and UNSUBSCRIBE.
+"its value is disregarded". The same is said of the fixed header of the acknowledgements, PINGREQ and DISCONNECT, and of
+RETAIN in SUBSCRIBE and UNSUBSCRIBE.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ V31 = 3
 
 
 def with_flags(whole: bytes, flags: int) -> bytes:
-    """A packet with these bits set beside those of its fixed header."""
+    """Return the packet with these bits set in addition to those of its fixed header."""
     return bytes([whole[0] | flags]) + whole[1:]
 
 
 def works(client: Client, name: str) -> None:
-    """It is connected, and gets what it publishes."""
+    """Check that the client is connected and gets what it publishes."""
     client.subscribe((name, 1))
     client.publish(name, b"x", qos=1)
     client.receive(name, b"x", qos=1)
@@ -50,7 +50,7 @@ def test_connect_flags_that_are_disregarded(open_connection: OpenConnection, nam
 def test_the_lowest_connect_flag_beside_everything_else(
     open_connection: OpenConnection, connect: Connect, name: str
 ) -> None:
-    """It changes nothing of what the other flags say: the will is published."""
+    """The flag does not change the meaning of the others: the will is published."""
     watcher = connect(V31)
     watcher.subscribe((name, 1))
     client = open_connection(V31)
@@ -62,14 +62,14 @@ def test_the_lowest_connect_flag_beside_everything_else(
 
 @pytest.mark.parametrize("flags", [0x18, 0x19])
 def test_will_qos_3_is_still_refused(open_connection: OpenConnection, name: str, flags: int) -> None:
-    """With a will, Will QoS 3 is no QoS."""
+    """With a will, Will QoS 3 is not a valid QoS."""
     client = open_connection(V31)
     client.send(wire.connect(V31, name, extra_flags=flags, will=Will(name, b"x")))
     client.expect_closed()
 
 
 def test_flags_of_other_packets(connect: Connect, name: str) -> None:
-    """Acknowledgements, PINGREQ, SUBSCRIBE, UNSUBSCRIBE and PUBREL are taken with every bit that is not used."""
+    """Acknowledgements, PINGREQ, SUBSCRIBE, UNSUBSCRIBE and PUBREL are accepted with any unused bit set."""
     client = connect(V31, name)
     for flags in range(16):
         client.send(with_flags(wire.PINGREQ, flags))
@@ -98,7 +98,7 @@ def test_flags_of_other_packets(connect: Connect, name: str) -> None:
 
 
 def test_disconnect_with_flags_is_a_disconnect(open_connection: OpenConnection, connect: Connect, name: str) -> None:
-    """A DISCONNECT with flags ends the connection in order: no will is published."""
+    """A DISCONNECT with flags ends the connection cleanly: no will is published."""
     watcher = connect(V31)
     watcher.subscribe((name, 0))
     for flags in range(1, 16):

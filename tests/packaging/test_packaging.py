@@ -1,4 +1,4 @@
-"""What is shipped: sdist and wheel, an installation in a clean environment, and one where nothing can be compiled."""
+"""The shipped packages: sdist and wheel, an installation in a clean environment, and one without a compiler."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SECONDS_MAX = 600.0
 
 
 def install(environment: Path, wanted: str | Path, cwd: Path) -> None:
-    """What whoever installs would get by pip, by ours: theirs would have to be installed first. What is never imported
-    is not compiled.
+    """Install what a user would get by pip, with the pip of this environment: the other one would have to be installed
+    first. Modules that are never imported are not compiled.
     """
     ours: list[str | Path] = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
     run(*ours, "install", "--quiet", "--no-compile", wanted, cwd=cwd)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is in the message when it fails."""
+    """Run a command; a failure shows its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MQTTD_", "PYTHON"))}
     done = subprocess.run(
         [str(word) for word in command],
@@ -55,10 +55,10 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources with tests, and nothing that a build has made."""
+    """Return a copy of the sources with tests, without build products."""
     copy = tmp_path_factory.mktemp("tree")
     for name in FILES:
-        shutil.copy2(ROOT / name, copy / name)  # as old as it is: what is compiled is newer
+        shutil.copy2(ROOT / name, copy / name)  # with its old timestamp: compiled files are newer
     for name in [*PACKAGES, "tests"]:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     return copy
@@ -66,8 +66,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["modules of this tree", pytest.param("compiled", marks=pytest.mark.long)])
 def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
-    """sdist and wheel; the wheel is made from the sdist, so that the sdist is known to be complete. Compiled, it is not
-    optimised: that takes much longer, and what a release does, all other tests show.
+    """sdist and wheel; the wheel is made from the sdist, which proves the sdist complete. The compiled one is not
+    optimised, which would take much longer; all other tests use a release build.
     """
     out = tree / f"dist {request.param}"
     build: list[str | Path] = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out]
@@ -87,10 +87,10 @@ def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
 
 
 def take_modules(build: Path) -> None:
-    """What was compiled for this tree is newer than its sources, there as well: it is not compiled again."""
+    """Copy the modules compiled for this tree: newer than the sources there too, they are not compiled again."""
     shutil.copytree(ROOT / "build" / "cython-release", build / "cython-release")
     library = build / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    for source in (ROOT / "pyx").rglob("*.pyx"):  # of other sources, or for other versions, there may be modules, too
+    for source in (ROOT / "pyx").rglob("*.pyx"):  # there may also be modules of other sources or for other versions
         module = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         there = library / module.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def take_modules(build: Path) -> None:
 
 
 def test_sdist(built: tuple[Path, Path]) -> None:
-    """The sdist has every source a wheel is made of, and no tests."""
+    """The sdist has every source of the wheel, and no tests."""
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {
@@ -112,7 +112,7 @@ def test_sdist(built: tuple[Path, Path]) -> None:
 
 
 def test_wheel(built: tuple[Path, Path]) -> None:
-    """The wheel has modules, types and licence; no tests, no sources of Cython."""
+    """The wheel has modules, types and licence; no tests, no Cython sources."""
     with zipfile.ZipFile(built[1]) as archive:
         names = archive.namelist()
     for package in PACKAGES:
@@ -178,7 +178,7 @@ def test_the_fixture(mqttd):
 
 
 def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) -> None:
-    """With pytest in the same environment the fixture is there without a word; without pytest nothing asks for it."""
+    """With pytest in the same environment the fixture needs no configuration; without pytest nothing needs it."""
     run(programs / "python", "-c", "import broker.testing", cwd=tmp_path)  # pytest is not there yet
     (pytest_wanted,) = [line for line in requirements("test") if line.startswith("pytest>")]
     install(programs.parent, pytest_wanted, tmp_path)
@@ -189,14 +189,14 @@ def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) ->
 
 
 def requirements(extra: str) -> list[str]:
-    """The requirements of an extra, from pyproject.toml."""
+    """Return the requirements of an extra, from pyproject.toml."""
     with (ROOT / "pyproject.toml").open("rb") as opened:
         found: list[str] = tomllib.load(opened)["project"]["optional-dependencies"][extra]
     return found
 
 
 def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
-    """Where there is no compiler the pure parts install, and ``mqttd`` says in one line why it cannot start."""
+    """Without a compiler the pure parts install, and ``mqttd`` says in one line why it cannot start."""
     target = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
     run(*pip, "--target", target, tree, cwd=tmp_path, CC="there-is-no-compiler")
@@ -214,7 +214,7 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "mqttd" in done.stderr
-    # and analysts need no more: spark_etl does its work with what pip brings
+    # analysts need no more: spark_etl works with the packages that pip installs
     messages = (StoredMessage(b"t", b"x", number_at(1_790_000_000 + each), publisher="p") for each in range(50))
     snapshot_of(tmp_path / "snapshot", [archive_of(messages)])
     job: list[str | Path] = [
@@ -232,7 +232,7 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
 
 
 def test_no_page_tells_pip_of_another_project() -> None:
-    """`mqttd` on the package index is not ours: whatever names ours to pip says mqttd-broker."""
+    """`mqttd` on the package index is another project: every pip command for ours says mqttd-broker."""
     with (ROOT / "pyproject.toml").open("rb") as opened:
         project = tomllib.load(opened)["project"]
     assert project["name"] == "mqttd-broker"
@@ -253,7 +253,7 @@ def test_no_page_tells_pip_of_another_project() -> None:
 
 @pytest.mark.parametrize("target", ["test", "test-all", "soak", "bench"])
 def test_what_runs_tests_compiles_their_adapters(target: str) -> None:
-    """On a fresh clone, that is: a tree in which `make test` has run has them already."""
+    """On a fresh clone: a tree in which `make test` has run has them already."""
     dry = run("make", "--dry-run", "VENV=none", target, cwd=ROOT).stdout.splitlines()
     steps = [line for line in dry if " -m pytest " in line or " -m tests." in line or "MQTTD_TESTS=" in line]
     assert "setup.py --quiet build_ext --inplace" in steps[0]

@@ -1,4 +1,4 @@
-"""MQTT.js in a Node process: installed once from npm by the committed lock file, driven by lines of JSON."""
+"""MQTT.js in a Node process, installed once from npm by the committed lock file and driven by lines of JSON."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ INSTALL_SECONDS_MAX = 300.0
 
 
 class NotInstalled(Exception):
-    """Node or MQTT.js is missing and could not be had; the text says what to do."""
+    """Node or MQTT.js is missing and could not be installed; the text names the remedy."""
 
 
 def installed() -> Path:
-    """The directory of Node modules, in build/; the first call fetches them from npm. Raises NotInstalled."""
+    """Return the directory of Node modules, in build/; the first call fetches them from npm. Raises NotInstalled."""
     missing = [program for program in ("node", "npm") if shutil.which(program) is None]
     if missing:
         raise NotInstalled(f"{' and '.join(missing)} not found: `make test` installs Debian's nodejs and npm")
@@ -55,7 +55,7 @@ def installed() -> Path:
 
 
 class JsError(Exception):
-    """A call was rejected; ``code`` is the reason code of the packet that did it, if one did."""
+    """A call was rejected; ``code`` is the reason code of the packet that caused it, if any."""
 
     def __init__(self, message: str, code: int | None) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class JsError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """What MQTT.js handed to the application."""
+    """A message as MQTT.js passed it to the application."""
 
     topic: str
     payload: bytes
@@ -85,7 +85,7 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 @dataclass
 class _Heard:
-    """What one client's events were: in queues by their names, packets by their commands, and all in order."""
+    """The events of one client: in queues by name (packets by command), and all in order."""
 
     queues: defaultdict[str, queue.Queue[list[Any]]] = field(default_factory=lambda: defaultdict(queue.Queue))
     history: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -122,11 +122,11 @@ class MqttJs:
             heard.queues[event if event != "packetreceive" else given[0]["cmd"]].put(given)
 
     def heard(self, client: str) -> _Heard:
-        """See ``_Heard``."""
+        """Return the client's events; see ``_Heard``."""
         return self._heard[client]
 
     def call(self, client: str, method: str, *arguments: Any) -> Any:
-        """Call a method and wait for what its promise becomes. Raises JsError."""
+        """Call a method and return the result of its promise. Raises JsError."""
         number = next(self._numbers)
         answer = self._answers[number] = queue.Queue()
         line = {"number": number, "client": client, "method": method, "arguments": arguments}
@@ -142,12 +142,12 @@ class MqttJs:
         return said.get("value")
 
     def forget(self) -> None:
-        """Close all connections, and forget what was heard: the next clients may have the same names."""
+        """Close all connections and drop their events: later clients may have the same names."""
         self.call("", "forget")
         self._heard = defaultdict(_Heard)
 
     def close(self) -> None:
-        """End the process, and with it all its connections."""
+        """End the process and thereby all its connections."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.kill()
@@ -158,7 +158,7 @@ class MqttJs:
 
 
 class JsClient:
-    """One MQTT.js client. ``options`` are MQTT.js's own; it comes back by itself 50 ms after its connection broke."""
+    """One MQTT.js client. ``options`` are MQTT.js's own; it reconnects by itself 50 ms after its connection broke."""
 
     def __init__(self, node: MqttJs, broker: BrokerProcess, version: int, client_id: str, **options: Any) -> None:
         self.name = client_id or "nameless"
@@ -174,47 +174,47 @@ class JsClient:
 
     @property
     def history(self) -> list[tuple[str, list[Any]]]:
-        """All events until now, in order."""
+        """Return all events until now, in order."""
         return list(self._heard.history)
 
     def sent(self, command: str) -> list[dict[str, Any]]:
-        """The packets of this kind it has sent until now."""
+        """Return the packets of this kind that it has sent until now."""
         return [given[0] for event, given in self.history if event == "packetsend" and given[0]["cmd"] == command]
 
     def next(self, event: str) -> list[Any]:
-        """The arguments of its next event of this name; what it receives is named by the packet (``suback``)."""
+        """Return the arguments of its next event of this name; received packets are events too (``suback``)."""
         try:
             return self._heard.queues[event].get(timeout=SECONDS_MAX)
         except queue.Empty:
             raise TimeoutError(f"no {event} for {self.name}; the last it said: {self.history[-10:]}") from None
 
     def packet(self, command: str) -> dict[str, Any]:
-        """The next packet of this kind it receives."""
+        """Return the next packet of this kind that it receives."""
         packet: dict[str, Any] = self.next(command)[0]
         return packet
 
     def message(self) -> Message:
-        """The next message."""
+        """Return the next message."""
         topic, payload, packet = self.next("message")
         return Message(topic, payload, packet["qos"], packet["retain"], packet.get("properties", {}))
 
     def subscribe(self, topic: str, qos: int = 0, **options: Any) -> dict[str, Any]:
-        """Subscribe; the SUBACK."""
+        """Subscribe; return the SUBACK."""
         self.subscribeAsync(topic, {"qos": qos, **options})
         return self.packet("suback")
 
     def publish(self, topic: str, payload: bytes, qos: int = 0, **options: Any) -> None:
-        """Publish and wait for the end of the handshake."""
+        """Publish and complete the handshake."""
         self.publishAsync(topic, payload, {"qos": qos, **options})
 
     def begin_publish(self, topic: str, payload: bytes, qos: int) -> None:
-        """Give it to MQTT.js, which sends it when it can."""
+        """Pass a message to MQTT.js, which sends it when it can."""
         self._node.call(self.name, "publish", topic, payload, {"qos": qos})
 
     def break_down(self) -> None:
-        """Its socket breaks."""
+        """Break the socket."""
         self._node.call(self.name, "break")
 
     def end(self) -> None:
-        """DISCONNECT, and wait until the connection is closed."""
+        """Send DISCONNECT and wait until the connection is closed."""
         self.endAsync()
