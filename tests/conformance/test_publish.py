@@ -190,7 +190,7 @@ def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, 
 
 @pytest.mark.mqtt("5:2.2.1-4", "5:4.3.2-1", "5:4.3.3-1", "311:2.3.1-4", "311:4.3.2-1", "311:4.3.3-1")
 def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) -> None:
-    """A session is sent the identifiers 1, 2, 3, ... whatever the QoS of the messages and whoever published them."""
+    """A session is sent the identifiers 1, 2, 3, ... whatever the QoS and the publisher of the messages."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     for number in range(1, 8):

@@ -299,7 +299,7 @@ def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: 
 
 @pytest.mark.mqtt("5:4.1.0-1", "311:4.1.0-1", "311:4.1.0-2")
 def test_a_session_lasts_as_long_as_its_connection(everywhere: Everywhere) -> None:
-    """A client with clean session 1 keeps subscription and unfinished handshake while connected, whoever else is."""
+    """A client with clean session 1 keeps its subscription and unfinished handshake while it is connected."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
         client = connect(version, name, clean=True)
