@@ -139,9 +139,7 @@ def everywhere(shared_broker: SharedBroker, open_to: OpenTo, name: str) -> Every
 
 
 def error_line(broker: BrokerProcess, event: str, since: int, address: str) -> dict[str, Any]:
-    """Return the log line of this event about the client at this address; it must be the only one from byte ``since``
-    on.
-    """
+    """Return the log line of this event about the client at this address: the only one from byte ``since`` on."""
     found = [line for line in broker.logged(event, since) if line["address"] == address]
     assert len(found) == 1, f"{len(found)} lines {event} about {address}:\n{broker.stderr(since)}"
     return found[0]

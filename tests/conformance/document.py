@@ -82,9 +82,7 @@ def read_statements(path: Path = STATEMENTS) -> dict[str, Statement]:
 
 
 def collect() -> Collected:
-    """Return the markers of all tests. Runs pytest: use only in a process of its own. Raises RuntimeError if that
-    fails.
-    """
+    """Return the markers of all tests. Runs pytest: only in a process of its own. Raises RuntimeError if that fails."""
     collected = Collected()
     arguments = ["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider", str(ROOT / "tests")]
     with redirect_stdout(StringIO()) as said:

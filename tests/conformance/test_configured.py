@@ -119,9 +119,7 @@ LONG_TOPICS = ["x" * 101, "/".join("x" * 11)]
 @pytest.mark.parametrize("topic", LONG_TOPICS, ids=["bytes", "levels"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_topics_beyond_their_bounds(connect: Connect, version: int, name: str, qos: int, topic: str) -> None:
-    """A Topic Name that is well-formed but not accepted: PUBACK or PUBREC 0x90, the connection stays open; v3 is
-    closed.
-    """
+    """A well-formed Topic Name that is too long gets PUBACK or PUBREC 0x90 and the client stays; v3 is closed."""
     client = connect(version)
     client.subscribe(name)
     if version < 5:

@@ -302,9 +302,7 @@ def accepted(broker: BrokerProcess, version: int, user: str | None, password: by
 
 @pytest.mark.mqtt("5:3.1.4-2", "311:3.2.2-5")
 def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: int) -> None:
-    """A reload adds and removes users in every worker; a file with an error changes nothing, and the log says where the
-    error is.
-    """
+    """A reload adds and removes users in every worker; a file with an error changes nothing, and the log says where."""
     path = tmp_path / "users"
     path.write_text(f"bob:{MOSQUITTOS}\n")
     path.chmod(0o644)
@@ -475,9 +473,7 @@ def test_disconnect_during_the_exchange(open_connection: OpenConnection, name: s
 
 @pytest.mark.mqtt("5:4.12.0-3", "5:4.12.0-5")
 def test_auth_that_does_not_fit_into_the_exchange(open_connection: OpenConnection, name: str) -> None:
-    """During the exchange AUTH 0x19 is a Protocol Error, AUTH with another method gets 0x8C, without a method a
-    Protocol Error.
-    """
+    """During the exchange AUTH 0x19, or AUTH without a method, is a Protocol Error; another method gets 0x8C."""
     for packet, reason in (
         (wire.auth(0x19, authentication(b"x")), PROTOCOL_ERROR),
         (wire.auth(0x18, authentication(b"x", "PLAIN")), BAD_METHOD),
@@ -526,9 +522,7 @@ def test_auth_is_not_larger_than_the_client_takes(open_connection: OpenConnectio
 
 @pytest.mark.mqtt("5:4.12.1-1")
 def test_re_authentication(open_connection: OpenConnection, name: str) -> None:
-    """AUTH 0x19 starts the exchange again; messages continue meanwhile; AUTH 0x00 with the signature ends it; it can be
-    repeated.
-    """
+    """AUTH 0x19 starts the exchange again while messages continue; AUTH 0x00 with the signature ends it; repeatedly."""
     client = open_connection(5)
     scram_login(client, name)
     client.subscribe((name, 1))
@@ -561,9 +555,7 @@ def test_re_authentication_fails(open_connection: OpenConnection, name: str, use
 
 @pytest.mark.mqtt("5:4.12.1-1", "5:4.12.0-5")
 def test_auth_out_of_place_on_an_open_connection(open_connection: OpenConnection, name: str) -> None:
-    """AUTH with another method than in CONNECT gets 0x8C; AUTH 0x18 without a 0x19 before it, and 0x19 twice, are
-    Protocol Errors.
-    """
+    """AUTH with another method than CONNECT's gets 0x8C; 0x18 without 0x19, and 0x19 twice, are Protocol Errors."""
     first = authentication(ScramClient("alice", "wonder").first())
     for packets, reason in (
         ([wire.auth(0x19, authentication(b"x", "PLAIN"))], BAD_METHOD),

@@ -148,9 +148,7 @@ KEEP = {"session_expiry_interval": 60}
 
 
 def resumed_with_open_identifiers(connect: Connect, name: str, identifiers: range) -> Client:
-    """Return a reconnected client that had sent these QoS 2 messages and got their PUBRECs before its connection was
-    lost.
-    """
+    """Return a client that sent these QoS 2 messages, got their PUBRECs, lost its connection and reconnected."""
     client = connect(5, name, properties=KEEP)
     client.send(*(wire.publish(5, f"{name}/former", b"x", qos=2, packet_id=n) for n in identifiers))
     for number in identifiers:
@@ -181,9 +179,7 @@ def test_a_resumed_client_has_a_whole_window(connect: Connect, name: str) -> Non
 @pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
 @pytest.mark.parametrize("released", [0, 1, 100])
 def test_former_identifiers_make_no_room(connect: Connect, name: str, released: int) -> None:
-    """The send quota never exceeds Receive Maximum: however many PUBRELs of former connections arrive first, one
-    message too many is refused.
-    """
+    """However many former PUBRELs arrive first, the send quota never exceeds Receive Maximum: one more is refused."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     client = resumed_with_open_identifiers(connect, name, range(1, window + 1))
     for number in range(1, min(released, window) + 1):
@@ -198,9 +194,7 @@ def test_former_identifiers_make_no_room(connect: Connect, name: str, released: 
 @pytest.mark.mqtt("5:3.3.4-7", "5:4.4.0-1", "5:4.3.3-10")
 @pytest.mark.mosquitto_differs("counts what former connections have sent")
 def test_a_former_publish_that_is_sent_again_takes_no_place(connect: Connect, name: str) -> None:
-    """QoS 2 messages of a former connection sent again with DUP are answered, not delivered twice, and use no place in
-    the window.
-    """
+    """Former QoS 2 messages sent again with DUP are answered, not delivered twice, and use no place in the window."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     watcher = connect(5)
     watcher.subscribe((f"{name}/#", 1))

@@ -41,9 +41,7 @@ def end_of(client: Client) -> None:
 def test_cve_2017_7651_memory_by_declared_length(
     broker: BrokerProcess, open_connection: OpenConnection, connect: Connect, version: int
 ) -> None:
-    """Two hundred clients each announce 15 MB, as CONNECT or as PUBLISH, and send a few bytes: no memory is allocated
-    for it.
-    """
+    """Two hundred clients announce 15 MB each, as CONNECT or as PUBLISH, and send a few bytes: it costs no memory."""
     length = wire.varint(15 * MIB)
     before = broker.pss_bytes()
     for number in range(200):
@@ -57,9 +55,7 @@ def test_cve_2017_7651_memory_by_declared_length(
 
 @pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
 def test_cve_2023_0809_first_packet_not_connect(broker: BrokerProcess, open_connection: OpenConnection) -> None:
-    """Three hundred connections that begin with the header of a large PUBLISH are each closed at once and leave
-    nothing.
-    """
+    """Three hundred connections that begin with the header of a large PUBLISH are closed at once and leave nothing."""
     hostile = b"\x30" + wire.varint(15 * MIB) + wire.binary("a") + b"x" * 10_000
     for _ in range(20):
         first = open_connection(4)
@@ -101,7 +97,7 @@ def bad_connects(name: str) -> list[bytes]:
 def test_cve_2017_7654_and_2023_3592_leaking_connect(
     broker: BrokerProcess, open_connection: OpenConnection, name: str
 ) -> None:
-    """Hundreds of refused CONNECTs of each kind, with many fields, leave no memory allocated."""
+    """Hundreds of refused CONNECTs of each kind, with many fields, leave nothing in memory."""
 
     def refuse(rounds: int) -> None:
         for _ in range(rounds):
@@ -189,9 +185,7 @@ def test_cve_2019_11779_levels(
 def test_cve_2019_11779_levels_that_are_allowed(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """If the limits allow 65,535 levels, filters and topics of 32,768 levels match normally, without deep stacks or
-    delay.
-    """
+    """If the limits allow 65,535 levels, filters and topics of 32,768 levels match without deep stacks or delay."""
     broker = configured(workers, {"LIMITS__TOPIC_LEVELS_MAX": 65535, "LIMITS__TOPIC_BYTES_MAX": 65535})
     subscriber, publisher = open_to(broker, version), open_to(broker, version)
     subscriber.connect(f"{name}s")
@@ -252,9 +246,7 @@ def test_cve_2017_7650_wildcards_in_client_ids(connect: Connect, version: int, n
 def test_cve_2020_13849_slow_connect(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """A CONNECT sent byte by byte must be complete within two seconds (as configured here), however busy the connection
-    is.
-    """
+    """A CONNECT sent byte by byte has two seconds in all (as configured here), however busy the connection is."""
     broker = configured(workers, {"LIMITS__CONNECT_SECONDS_MAX": 2})
     served = open_to(broker, version)
     served.connect(name)
@@ -282,9 +274,7 @@ def test_cve_2020_13849_slow_connect(
 def test_cve_2020_13849_keep_alive_without_end(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """SlowITe: a client that asks for a Keep Alive of 18 hours, or none, is closed after 1.5 times the configured
-    bound.
-    """
+    """SlowITe: a client that asks for a Keep Alive of 18 hours, or none, is closed after 1.5 times the bound."""
     broker = configured(workers, {"LIMITS__KEEP_ALIVE_SECONDS_MAX": 1})
     clients = [open_to(broker, version) for _ in range(2)]
     began = time.monotonic()
@@ -330,9 +320,7 @@ def test_take_over_and_broken_connections_at_once(
 
 @pytest.mark.mqtt("5:3.1.2-8", "5:3.1.3-9", "5:4.1.0-2")
 def test_coming_back_as_the_session_expires(open_connection: OpenConnection, connect: Connect, name: str) -> None:
-    """Forty clients reconnect around the second when session and will delay end: each gets its session or its will is
-    published, never neither.
-    """
+    """Forty clients reconnect around the second when session and will delay end: session or will, never neither."""
     watcher = connect(5)
     watcher.subscribe(f"{name}/#", qos=1)
     ids = [f"{name}e{number}" for number in range(40)]

@@ -101,7 +101,7 @@ def test_retained_publish(connect: Connect, any_version: int, name: str, payload
 def test_subscriptions_that_are_not_offered(
     connect: Connect, any_version: int, name: str, topic_filter: str, reason: int
 ) -> None:
-    """CONNACK tells a v5 client which subscriptions are unavailable: using them is a Protocol Error; v3 gets SUBACK
+    """CONNACK says which subscriptions are unavailable: a v5 client that uses them gets a Protocol Error, v3 SUBACK
     0x80.
     """
     client = connect(any_version)

@@ -123,9 +123,7 @@ def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> Non
 
 @pytest.mark.mqtt("5:3.6.2-1", "5:4.3.3-4", "311:4.3.3-1")
 def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
-    """PUBACK or PUBCOMP for an unknown identifier is ignored; PUBREC is answered by PUBREL, so that the client can
-    finish.
-    """
+    """PUBACK or PUBCOMP for an unknown identifier is ignored; PUBREC is answered by PUBREL: the client can finish."""
     client = connect(version)
     client.ack("PUBACK", 77)
     client.ack("PUBCOMP", 78)

@@ -149,9 +149,7 @@ def test_an_identifier_in_use_is_no_new_message(connect: Connect, version: int, 
 
 @pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
 def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: int, name: str) -> None:
-    """A publisher that loses its connection after PUBREC and continues with PUBREL gets PUBCOMP, and one copy is
-    delivered.
-    """
+    """A publisher that loses its connection after PUBREC continues with PUBREL: it gets PUBCOMP, and one delivery."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     publisher = connect(version, name, **durable(version))

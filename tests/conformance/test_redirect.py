@@ -56,7 +56,7 @@ def expect_redirected(client: Client, reason: int, size: int = 0) -> None:
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-5")
 @pytest.mark.parametrize("size", [0, 60, 10])
 def test_use_another_server(open_connection: OpenConnection, any_version: int, size: int) -> None:
-    """CONNACK 0x9C, with a Server Reference if Maximum Packet Size allows, v3 return code 3; then the end."""
+    """CONNACK 0x9C (v3: 3) closes the connection; it has a Server Reference if Maximum Packet Size allows."""
     expect_redirected(open_connection(any_version), USE_ANOTHER_SERVER, size if any_version == 5 else 0)
 
 
@@ -71,9 +71,7 @@ def test_server_moved(open_connection: OpenConnection, any_version: int) -> None
 def test_redirection_begins_and_ends_with_a_reload(
     workers: int, own_broker: Callable[..., BrokerProcess], client_of: Callable[..., Client], tmp_path: Path
 ) -> None:
-    """Connected clients stay and new ones are redirected; when the broker stops, connected clients get the Server
-    Reference, too.
-    """
+    """Connected clients stay, new ones are redirected; when the broker stops, the rest get a Server Reference."""
     config = tmp_path / "mqttd.toml"
     config.write_text("")
     running = own_broker(workers, ["--config", str(config), "--log-format", "json"])

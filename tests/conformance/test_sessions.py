@@ -77,7 +77,7 @@ def test_v5_session_without_expiry_ends_at_once(connect: Connect, name: str, pro
 
 @pytest.mark.mqtt("5:3.1.2-23")
 def test_v5_clean_start_begins_a_durable_session(connect: Connect, name: str) -> None:
-    """Clean start concerns the session before, Session Expiry Interval the session after the connection."""
+    """Clean start discards the former session; Session Expiry Interval says how long the new one lasts."""
     connect(5, name, clean=True, properties={"session_expiry_interval": 60}).disconnect()
     assert connect(5, name, clean=False).connack.session_present
 
@@ -224,7 +224,7 @@ def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, n
 
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_waiting_messages_expire(everywhere: Everywhere) -> None:
-    """A queued message whose Message Expiry Interval passes is not sent; another has the remaining interval."""
+    """A queued message whose Message Expiry Interval passes is not sent; another has its remaining interval."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         subscriber = connect(5, name, **durable(5))

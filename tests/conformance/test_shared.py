@@ -106,9 +106,7 @@ def test_the_granted_qos_is_respected(connect: Connect, version: int, name: str,
 
 @pytest.mark.mqtt("5:4.8.2-2")
 def test_shared_filters_may_have_wildcards(connect: Connect, version: int, name: str) -> None:
-    """The filter after the ShareName is a Topic Filter like any other; messages have the topic that they were published
-    to.
-    """
+    """The filter after the ShareName is a Topic Filter like any other; messages keep the topic of their publication."""
     member, publisher = connect(version), connect(version)
     member.subscribe(f"$share/g/{name}/+/#", qos=1)
     publisher.publish(f"{name}/a", b"1", qos=1)

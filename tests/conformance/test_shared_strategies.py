@@ -67,9 +67,7 @@ def join(ruled: dict[tuple[int, str], BrokerProcess], workers: int, store: str, 
 
 
 def collect(members: list[Client], count: int) -> dict[str, dict[bytes, Client]]:
-    """Read and acknowledge ``count`` messages; return topic -> payload -> receiving client. No further message may
-    arrive.
-    """
+    """Read and acknowledge ``count`` messages, the only ones; return topic -> payload -> receiving client."""
     got: dict[str, dict[bytes, Client]] = defaultdict(dict)
     by_socket = {member.socket: member for member in members}
     taken = 0
@@ -120,7 +118,7 @@ def test_everybody_gets_a_part(join: Join, name: str, strategy: str) -> None:
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_a_topic_stays_with_its_member(join: Join, name: str) -> None:
-    """hash_topic: each of forty topics goes to one member, whoever publishes; when a member leaves, only its topics
+    """hash_topic: each of forty topics goes to one member, for all publishers; if a member leaves, only its topics
     move.
     """
     members = [join(share=("hash_topic", 1)) for _ in range(4)]
@@ -179,9 +177,7 @@ def test_all_goes_to_one_member_until_it_leaves(join: Join, name: str) -> None:
 @pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_members_that_are_offline_are_passed_over(join: Join, name: str, strategy: str) -> None:
-    """Two members with lasting sessions disconnect: all of twenty messages reach the third member, none is queued for
-    the two.
-    """
+    """Two members with lasting sessions disconnect: all of twenty messages reach the third, none waits for them."""
     keep = {"properties": {"session_expiry_interval": 60}}
     gone = [join(f"{name}gone{number}", share=(strategy, 1), **keep) for number in range(2)]
     stays = join(share=(strategy, 1))

@@ -274,9 +274,7 @@ def test_two_hundred_filters_in_one_unsubscribe(connect: Connect, version: int, 
 
 @pytest.mark.mqtt("5:3.8.4-4", "311:3.8.4-3")
 def test_replacing_a_subscription_loses_nothing(connect: Connect, version: int, name: str) -> None:
-    """Three hundred messages are published while the subscription is replaced again and again: each arrives once, in
-    order.
-    """
+    """Three hundred messages arrive once and in order while the subscription is replaced again and again."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     for start in range(0, 300, 30):

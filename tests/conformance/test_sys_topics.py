@@ -99,9 +99,7 @@ def until(client: Client, done: Callable[[dict[str, str]], object]) -> dict[str,
 
 @pytest.mark.mqtt("311:3.3.1-6", "311:3.3.1-8", "5:3.3.1-9")
 def test_a_new_subscriber_gets_all_at_once(sys_broker: BrokerProcess, opened: Open, any_version: int) -> None:
-    """A new subscriber gets all topics of mosquitto in its formats, as retained messages, each once, without a new
-    publication.
-    """
+    """A new subscriber gets all topics of mosquitto, in its formats, as retained messages, each once, and at once."""
     client = opened(sys_broker, any_version, "c")
     client.subscribe("$SYS/#", qos=2)
     values: dict[str, str] = {}

@@ -173,9 +173,7 @@ def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: b
 
 @pytest.mark.mqtt("5:4.7.3-4", "311:4.7.3-4")
 def test_rarely_used_characters(connect: Connect, version: int, name: str) -> None:
-    """Spaces, quotes and the first and last characters of each UTF-8 length (no control characters) are valid in
-    topics.
-    """
+    """Spaces, quotes, first and last characters of each UTF-8 length (no control characters) are valid in topics."""
     client = connect(version)
     client.subscribe(f"{name}/#")
     for text in (" ", "~", "\u00a0", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010fffd", "'\"\\"):

@@ -42,9 +42,7 @@ def delivered(connect: Connect, version: int, name: str, qos: int) -> tuple[Clie
 @pytest.mark.parametrize("what", MISFITS)
 @pytest.mark.mosquitto_differs("passes some of them over")
 def test_an_ack_of_the_wrong_kind_is_a_protocol_error(connect: Connect, any_version: int, name: str, what: str) -> None:
-    """The connection is closed; the message stays unacknowledged, and the client can acknowledge it after it
-    reconnects.
-    """
+    """The connection is closed; the message stays unacknowledged, and the client can answer it after it reconnects."""
     qos, kinds = MISFITS[what]
     client, packet_id = delivered(connect, any_version, name, qos)
     for kind in kinds[:-1]:
@@ -111,8 +109,8 @@ def test_acks_that_come_twice(connect: Connect, version: int, name: str) -> None
 
 @pytest.mark.mqtt("5:4.3.3-4", "5:4.4.0-1", "311:4.3.3-1", "311:4.4.0-1")
 def test_acks_before_the_message_was_sent_again(connect: Connect, version: int, name: str) -> None:
-    """A client that reconnects may acknowledge at once a message of the former connection, whether or not it was sent
-    again by then.
+    """A client that reconnects may acknowledge a former connection's message at once, whether sent again by then or
+    not.
     """
     client, packet_id = delivered(connect, version, name, 2)
     client.close()

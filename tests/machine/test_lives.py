@@ -42,9 +42,7 @@ class ManyFilters(Lives):
     ids=["some", "more", "many"],
 )
 def test_what_must_always_be_so(machine: type[Lives], first: int | None, seconds: float) -> None:
-    """The invariants of `Lives` hold in runs of ten seconds and a minute, the same each time, and of ten minutes,
-    always other ones.
-    """
+    """The invariants of `Lives` hold: the same runs in ten seconds or a minute, others each time in ten minutes."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     if first is None:
         first = time.time_ns() // 1_000_000_000

@@ -92,9 +92,7 @@ def live(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 
 def life(traced: Traced, durability: str) -> Life:
-    """Run traffic with subscribers that leave and return and a worker that is killed and recovers; then kill
-    everything.
-    """
+    """Run traffic: subscribers leave and return, a worker is killed and recovers; then everything is killed."""
     environment = {**traced.environment, **WITH_ROOM, "MQTTD_DURABILITY": durability}
     broker = BrokerProcess(WORKERS, arguments_of(traced.root), environment).start()
     try:

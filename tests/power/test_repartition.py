@@ -145,9 +145,7 @@ def changing(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Changing
 
 
 def check(changed: Changed, data: Path, rng: random.Random) -> int:
-    """Check that one of both generations is there, whole, also after the next start continues from it; return its
-    number.
-    """
+    """Check that one of both generations is whole, also after the next start continues from it; return its number."""
     generation = settled(str(data)).generation
     if rng.random() < 0.5:
         assert contents(data) == changed.contents[generation], f"generation {generation} is not what it was"

@@ -293,8 +293,8 @@ def waited_at_a_higher_qos(client: Client, publish: Publish) -> bool:
 
 
 def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
-    """Check that every message acknowledged, and begun after the SUBACK, has arrived: ack means custody, SUBACK
-    interest.
+    """Check that each message acknowledged, and begun after the SUBACK, has arrived: custody by ack, interest by
+    SUBACK.
     """
     if client.uncertain:
         return

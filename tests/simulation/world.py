@@ -213,9 +213,7 @@ class World:
         )
 
     def calm(self, client: Client, publish: Publish) -> bool:
-        """Return whether even QoS 0 must have arrived: no fault near, and an outbox with room for the messages of a
-        tick.
-        """
+        """Return whether even QoS 0 must have arrived: no fault near, and an outbox with room for a tick's messages."""
         at = publish.started
         assert at is not None
         return (
