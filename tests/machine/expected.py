@@ -36,7 +36,7 @@ PAGE, QUEUED = 2, 2
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Return whether one of FILTERS matches one of TOPICS."""
+    """Return whether a filter of FILTERS matches a topic of TOPICS."""
     return topic_filter == topic or topic_filter in {"u": ("+",), SHARED_TOPIC: ()}.get(topic, ("t/+", "t/#"))
 
 
@@ -227,7 +227,7 @@ class Share:
     """The client to which it was sent, which has not completed the handshake."""
     is_done: bool = False
     may_repeat: bool = False
-    """It was acknowledged at QoS 1, before a crash."""
+    """Whether it was acknowledged at QoS 1, before a crash."""
 
 
 class Shares(dict[int, Share]):

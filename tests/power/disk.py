@@ -99,7 +99,7 @@ class File:
         return bytes(content)
 
     def _pages(self, rng: random.Random) -> bytes:
-        """Return a content in which each page has its state at another moment."""
+        """Return a content in which each page may have its state at a different moment."""
         pages: dict[int, list[bytes]] = {}  # pages that changed: all their states since the sync
         lengths = [len(self.kept)]
         for at, data in self.changes:

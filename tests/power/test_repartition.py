@@ -34,8 +34,7 @@ from tests.power.trace import Record
 
 BODY_BYTES = 2000
 OLD, NEW, BACK, AGAIN = range(4)
-"""Generations: the first stores, those made of them, of those with the first number of workers, and again the second.
-"""
+"""Generations: the first stores, those made of them, those made back for the first number of workers, and again."""
 
 Contents = list[dict[bytes, bytes]]
 """All records by worker, except the epoch."""

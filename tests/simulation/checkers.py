@@ -293,9 +293,7 @@ def waited_at_a_higher_qos(client: Client, publish: Publish) -> bool:
 
 
 def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
-    """Check that each message acknowledged, and begun after the SUBACK, has arrived: custody by ack, interest by
-    SUBACK.
-    """
+    """Check that each message acknowledged, and begun after the SUBACK, arrived: ack is custody, SUBACK is interest."""
     if client.uncertain:
         return
     periods = [period for period in client.periods if period.end is None and not period.group]
