@@ -1,13 +1,15 @@
-"""The versions of MQTT a scenario runs with, and brokers that are configured for one file of scenarios.
+"""MQTT versions that a scenario runs with, and brokers configured for one file of scenarios.
 
-``version`` is what most want; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
-fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there. Both that
-broker and the shared one have each scenario on every ``store``, if it is not marked ``one_store``: one worker with the
-store in memory and four with that on the disk, as users have them, in `make test`, the other two in `make test-all`.
-MQTT 3.1 goes the way of 3.1.1: where scenarios start their ``own_brokers``, it does so in `make test-all`.
+Most scenarios use ``version``; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
+fixture ``broker`` that returns ``configured(workers, {...})``; ``connect`` and ``open_connection`` then use it. Both
+that broker and the shared one run each scenario on every ``store``, unless it is marked ``one_store``: in `make test`
+one worker with the store in memory and four with the store on disk, as users have them; the other two in
+`make test-all`. MQTT 3.1 has the same code path as 3.1.1: scenarios that start their ``own_brokers`` run with it in
+`make test-all`.
 
-A scenario that lets seconds pass, because MQTT counts in them, is a function that ``everywhere`` runs with all brokers
-and versions at the same time: it waits once and not eight times.
+A scenario that lets seconds pass, because MQTT counts in seconds, is a function that ``everywhere`` runs with all
+brokers and versions at the same time: it waits once, not eight times.
+
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tests.wire import Client, Connect
 Configured = Callable[[int, Mapping[str, object]], BrokerProcess]
 OpenTo = Callable[[BrokerProcess, int], Client]
 Scenario = Callable[[Connect, int, str], None]
-"""A scenario by itself: what opens its connections, the version, and a name that is its own."""
+"""A scenario on its own: a function that opens connections, the version, and a unique name."""
 FOLDER = Path(__file__).parent
 NAMES = {3: "v3.1", 4: "v3.1.1", 5: "v5"}
 
@@ -62,21 +64,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=[4, 5], ids=NAMES.get)
 def version(request: pytest.FixtureRequest) -> int:
-    """3.1.1 and 5."""
+    """MQTT 3.1.1 and 5."""
     chosen: int = request.param
     return chosen
 
 
 @pytest.fixture(params=[3, 4, 5], ids=NAMES.get)
 def any_version(request: pytest.FixtureRequest) -> int:
-    """3.1, 3.1.1 and 5."""
+    """MQTT 3.1, 3.1.1 and 5."""
     chosen: int = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
 def configured_brokers() -> Iterator[dict[tuple[object, ...], BrokerProcess]]:
-    """Those of ``configured``, until the scenarios of the file are through."""
+    """The brokers of ``configured``; they run until the scenarios of the file are done."""
     running: dict[tuple[object, ...], BrokerProcess] = {}
     yield running
     for broker in running.values():
@@ -89,8 +91,8 @@ def configured_brokers() -> Iterator[dict[tuple[object, ...], BrokerProcess]]:
 
 @pytest.fixture
 def configured(store: str, configured_brokers: dict[tuple[object, ...], BrokerProcess]) -> Configured:
-    """``configured(workers, settings)``: a running broker with these settings, by the names they have in the
-    environment without their prefix (PROTOCOL__MAXIMUM_QOS). Scenarios that want the same share it.
+    """``configured(workers, settings)``: a running broker with these settings, by their names in the environment
+    without the prefix (PROTOCOL__MAXIMUM_QOS). Scenarios with the same settings share it.
     """
 
     def start(workers: int, settings: Mapping[str, object]) -> BrokerProcess:
@@ -107,7 +109,7 @@ def configured(store: str, configured_brokers: dict[tuple[object, ...], BrokerPr
 
 @pytest.fixture
 def everywhere(shared_broker: SharedBroker, open_to: OpenTo, name: str) -> Everywhere:
-    """See the top of this file."""
+    """Runs a scenario with all brokers and versions at the same time: see the module docstring."""
 
     def run(scenario: Scenario, versions: Sequence[int] = (4, 5)) -> None:
         def one(workers: int, store: str, version: int) -> None:
@@ -137,7 +139,7 @@ def everywhere(shared_broker: SharedBroker, open_to: OpenTo, name: str) -> Every
 
 
 def error_line(broker: BrokerProcess, event: str, since: int, address: str) -> dict[str, Any]:
-    """The log line of this event about the client at this address; it must be the only one from byte ``since`` on."""
+    """Return the log line of this event about the client at this address: the only one from byte ``since`` on."""
     found = [line for line in broker.logged(event, since) if line["address"] == address]
     assert len(found) == 1, f"{len(found)} lines {event} about {address}:\n{broker.stderr(since)}"
     return found[0]

@@ -1,12 +1,14 @@
-"""Which test shows which normative statement: collected from the markers, written as docs/reference/conformance.md.
+"""Maps each normative statement to the tests that show it: collected from the markers, written as
+docs/reference/conformance.md.
 
     python -m tests.conformance.document --write docs/reference/conformance.md
     python -m tests.conformance.document --check docs/reference/conformance.md
 
-A test names what it shows by ``@pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")``: [MQTT-3.1.2-22] of MQTT 5.0 and
-[MQTT-3.1.2-24] of 3.1.1; the numbers of the two standards look alike and mean different things. ``statements.toml``
-beside this file has all statements, whom each binds, and the reason where none can be shown. ``--check`` finds every
-way in which the two could drift apart, and a test runs it.
+A test names the statements that it shows by ``@pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")``: [MQTT-3.1.2-22] of
+MQTT 5.0 and [MQTT-3.1.2-24] of 3.1.1; the numbers of the two standards look alike and mean different things.
+``statements.toml`` in this directory has all statements, whom each binds, and for statements that cannot be tested the
+reason. ``--check`` finds every difference between markers and statements, and a test runs it.
+
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ class Statement:
 
     @property
     def key(self) -> str:
-        """What a marker calls it."""
+        """The name of the statement in a marker."""
         return f"{self.standard}:{self.number}"
 
 
 @dataclass(eq=False)
 class Collected:
-    """What the markers of all tests say."""
+    """Content of the markers of all tests."""
 
     shown: dict[str, set[str]] = field(default_factory=dict)
     """Statement -> the tests that name it, each as path::function."""
@@ -58,7 +60,7 @@ class Collected:
     """Scenario (a test in tests/conformance) -> the numbers of workers it runs with."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Called by pytest with every test there is."""
+        """Called by pytest with all collected tests."""
         for item in session.items:
             test = item.nodeid.partition("[")[0]
             for marker in item.iter_markers("mqtt"):
@@ -80,7 +82,7 @@ def read_statements(path: Path = STATEMENTS) -> dict[str, Statement]:
 
 
 def collect() -> Collected:
-    """The markers of all tests. It runs pytest: only in a process of its own. Raises RuntimeError if that fails."""
+    """Return the markers of all tests. Runs pytest: only in a process of its own. Raises RuntimeError if that fails."""
     collected = Collected()
     arguments = ["--collect-only", "-qq", "-m", "", "-p", "no:cacheprovider", str(ROOT / "tests")]
     with redirect_stdout(StringIO()) as said:
@@ -91,7 +93,7 @@ def collect() -> Collected:
 
 
 def problems(statements: Mapping[str, Statement], collected: Collected) -> Iterator[str]:
-    """One sentence for everything that markers and statements do not agree on."""
+    """Return one sentence for each difference between markers and statements."""
     for key, tests in sorted(collected.shown.items()):
         if key not in statements:
             yield f"there is no statement {key!r}, which {', '.join(sorted(tests))} names (write 5:3.1.2-22)"
@@ -108,7 +110,7 @@ def problems(statements: Mapping[str, Statement], collected: Collected) -> Itera
 
 
 def tests_by_file(tests: Iterable[str]) -> str:
-    """`fuzz/test_fuzz`: a_bug_is_seen; files apart from each other, without tests/, .py and test_."""
+    """`fuzz/test_fuzz`: a_bug_is_seen; grouped by file, without tests/, .py and test_."""
     files: dict[str, list[str]] = {}
     for test in sorted(tests):
         path, _, function = test.partition("::")
@@ -117,7 +119,7 @@ def tests_by_file(tests: Iterable[str]) -> str:
 
 
 def document(statements: Mapping[str, Statement], collected: Collected) -> str:
-    """docs/reference/conformance.md."""
+    """Return the text of docs/reference/conformance.md."""
     lines = [HEAD]
     for standard, name in NAMES.items():
         rows = [statement for statement in statements.values() if statement.standard == standard]
@@ -157,7 +159,7 @@ version of MQTT it concerns. `MQTTD_TEST_BROKER=mosquitto` runs them against mos
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; 1 when something does not agree."""
+    """Run the command line; return 1 if markers, statements and document differ."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.document")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, help="write the page")

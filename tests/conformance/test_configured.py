@@ -1,4 +1,4 @@
-"""What the standard leaves to the configuration: payloads that are checked, Response Information, bounds of CONNECT."""
+"""Behaviour that the standard leaves to the configuration: payload checks, Response Information, bounds of CONNECT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UTF8 = {"payload_format_indicator": 1}
 
 @pytest.fixture
 def broker(workers: int, configured: Callable[..., BrokerProcess]) -> BrokerProcess:
-    """One that checks more than it must."""
+    """A broker that checks more than the standard requires."""
     return configured(
         workers,
         {
@@ -38,7 +38,7 @@ def broker(workers: int, configured: Callable[..., BrokerProcess]) -> BrokerProc
 @pytest.mark.mqtt("5:3.3.2-4")
 @pytest.mark.parametrize("payload", [b"", b"plain", "ÄΩ€😀".encode(), b"with \0 in it", b"\0", b"\0\xc3\xa4\0"])
 def test_text_payloads(connect: Connect, name: str, payload: bytes) -> None:
-    """A payload that is the UTF-8 its indicator promises arrives, with the indicator."""
+    """A payload that is UTF-8 as its Payload Format Indicator says is delivered with the indicator."""
     client = connect(5)
     client.subscribe(name, qos=1)
     client.publish(name, payload, qos=1, properties=UTF8)
@@ -50,7 +50,7 @@ def test_text_payloads(connect: Connect, name: str, payload: bytes) -> None:
 @pytest.mark.parametrize("payload", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\0\xff", b"x" * 40 + b"\xc0\x80\0"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_payloads_that_are_no_text(connect: Connect, name: str, qos: int, payload: bytes) -> None:
-    """One that is not is refused with 0x99, at QoS 0 thrown away; the connection goes on."""
+    """A payload that is not UTF-8 is refused with 0x99, at QoS 0 dropped; the connection stays open."""
     client = connect(5)
     client.subscribe(name)
     assert client.publish(name, payload, qos=qos, properties=UTF8) == (PAYLOAD_FORMAT_INVALID if qos else 0)
@@ -62,7 +62,7 @@ def test_payloads_that_are_no_text(connect: Connect, name: str, qos: int, payloa
 @pytest.mark.mqtt("5:3.2.2-8")
 @pytest.mark.parametrize(("payload", "reason"), [(b"text", 0), (b"\xff", PAYLOAD_FORMAT_INVALID)])
 def test_will_payload(open_connection: OpenConnection, name: str, payload: bytes, reason: int) -> None:
-    """A will whose payload is not what its indicator says is refused with CONNACK 0x99."""
+    """A will whose payload does not match its Payload Format Indicator is refused with CONNACK 0x99."""
     client = open_connection(5)
     client.send(wire.connect(5, name, will=Will(name, payload, properties=UTF8)))
     client.expect("CONNACK", reason=reason)
@@ -71,7 +71,7 @@ def test_will_payload(open_connection: OpenConnection, name: str, payload: bytes
 @pytest.mark.mqtt("5:3.1.2-28")
 @pytest.mark.parametrize("asked", [None, 0, 1])
 def test_response_information(connect: Connect, name: str, asked: int | None) -> None:
-    """Response Information is returned to who asked for it, and to nobody else."""
+    """Response Information is returned only to a client that requests it."""
     properties = {} if asked is None else {"request_response_information": asked}
     got = connect(5, name, properties=properties).connack.properties.get("response_information")
     assert got == (f"responses/{name}" if asked else None)
@@ -80,14 +80,16 @@ def test_response_information(connect: Connect, name: str, asked: int | None) ->
 @pytest.mark.mqtt("5:3.1.2-28")
 @pytest.mark.parametrize("end", ["/x", "+", "#"])
 def test_no_response_information_in_the_place_of_another(connect: Connect, name: str, end: str) -> None:
-    """A client id with a separator or a wildcard gets none: it could be a place below another client's, or a filter."""
+    """A client id with a separator or a wildcard gets no Response Information: it could be a topic below another
+    client's, or a Topic Filter.
+    """
     client = connect(5, name + end, properties={"request_response_information": 1})
     assert "response_information" not in client.connack.properties
 
 
 @pytest.mark.mqtt("5:3.2.2-9")
 def test_connack_leaves_out_what_is_the_standards_default(connect: Connect) -> None:
-    """CONNACK does not mention what it would say by saying nothing."""
+    """CONNACK omits properties whose value is the default of the standard."""
     properties = connect(5, keep_alive=50).connack.properties
     assert set(properties) == {"maximum_packet_size"}
 
@@ -95,7 +97,7 @@ def test_connack_leaves_out_what_is_the_standards_default(connect: Connect) -> N
 @pytest.mark.mqtt("5:3.2.2-22")
 @pytest.mark.parametrize(("asked", "told"), [(0, 100), (1, None), (100, None), (101, 100), (65535, 100)])
 def test_server_keep_alive(connect: Connect, asked: int, told: int | None) -> None:
-    """A client that asks for a longer Keep Alive than is granted, or for none, is told the one that counts."""
+    """CONNACK tells a client that asks for a longer Keep Alive than is allowed, or for none, the one in force."""
     assert connect(5, keep_alive=asked).connack.properties.get("server_keep_alive") == told
 
 
@@ -104,7 +106,7 @@ def test_server_keep_alive(connect: Connect, asked: int, told: int | None) -> No
 def test_long_client_ids(
     open_connection: OpenConnection, name: str, version: int, letters: int, accepted: bool
 ) -> None:
-    """v3.1 clients are held to 23 characters where that is configured: return code 2."""
+    """v3.1 client ids are limited to 23 characters where configured: return code 2."""
     client = open_connection(version)
     client.send(wire.connect(version, name.ljust(letters, "y")))
     client.expect("CONNACK", reason=0 if accepted else V3_IDENTIFIER)
@@ -117,7 +119,7 @@ LONG_TOPICS = ["x" * 101, "/".join("x" * 11)]
 @pytest.mark.parametrize("topic", LONG_TOPICS, ids=["bytes", "levels"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_topics_beyond_their_bounds(connect: Connect, version: int, name: str, qos: int, topic: str) -> None:
-    """A topic that is well-formed and not accepted: PUBACK or PUBREC 0x90 and the connection goes on; v3 is closed."""
+    """A well-formed Topic Name that is too long gets PUBACK or PUBREC 0x90 and the client stays; v3 is closed."""
     client = connect(version)
     client.subscribe(name)
     if version < 5:
@@ -132,7 +134,7 @@ def test_topics_beyond_their_bounds(connect: Connect, version: int, name: str, q
 @pytest.mark.mqtt("5:3.9.3-2")
 @pytest.mark.parametrize("topic_filter", LONG_TOPICS, ids=["bytes", "levels"])
 def test_filters_beyond_their_bounds(connect: Connect, any_version: int, name: str, topic_filter: str) -> None:
-    """SUBACK 0x8F for the filter that is too long; v3 gets 0x80, v3.1 as well although it has no code for it."""
+    """A filter that is too long gets SUBACK 0x8F; v3 gets 0x80, also v3.1 although it has no code for it."""
     client = connect(any_version)
     refused = TOPIC_FILTER_INVALID if any_version == 5 else 0x80
     assert client.subscribe(topic_filter, name) == (refused, 0)
@@ -141,7 +143,7 @@ def test_filters_beyond_their_bounds(connect: Connect, any_version: int, name: s
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-6")
 @pytest.mark.parametrize("topic", LONG_TOPICS, ids=["bytes", "levels"])
 def test_will_topic_beyond_its_bounds(open_connection: OpenConnection, version: int, name: str, topic: str) -> None:
-    """A will is refused where a PUBLISH to its topic would be: CONNACK 0x90, v3 closed without one."""
+    """A will is refused where a PUBLISH to its topic would be: CONNACK 0x90; v3 is closed without CONNACK."""
     client = open_connection(version)
     client.send(wire.connect(version, name, will=Will(topic, b"x")))
     if version == 5:

@@ -1,4 +1,4 @@
-"""CONNECT and CONNACK: who is let in, under which client id, and what a broken CONNECT gets."""
+"""CONNECT and CONNACK: which clients are accepted, with which client id, and how a malformed CONNECT is answered."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ V3_REFUSED_VERSION, V3_REFUSED_ID = 1, 2
 
 @pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_connect_is_accepted(connect: Connect, any_version: int) -> None:
-    """A client with a fresh id connects; CONNACK says success and no session."""
+    """A client with a new client id connects; CONNACK has Success and Session Present 0."""
     client = connect(any_version)
     assert not client.connack.session_present
 
 
 @pytest.mark.mqtt("5:3.2.0-2")
 def test_one_connack_only(connect: Connect, any_version: int) -> None:
-    """After its CONNACK an idle client is sent nothing."""
+    """An idle client receives nothing after its CONNACK."""
     connect(any_version).expect_silence()
 
 
 @pytest.mark.mqtt("5:3.2.2-9")
 def test_connack_announces_a_complete_broker(connect: Connect) -> None:
-    """CONNACK to a v5 client withholds no feature: QoS 2, retain, wildcards, identifiers, shared subscriptions."""
+    """CONNACK to a v5 client restricts no feature: QoS 2, retain, wildcards, identifiers, shared subscriptions."""
     properties = connect(5).connack.properties
     assert "maximum_qos" not in properties
     for feature in ("retain", "wildcard_subscription", "subscription_identifier", "shared_subscription"):
@@ -52,7 +52,7 @@ def test_every_allowed_client_id(open_connection: OpenConnection, any_version: i
 
 @pytest.mark.mqtt("5:3.1.3-6", "5:3.1.3-7", "5:3.2.2-16")
 def test_assigned_client_identifiers_differ(connect: Connect) -> None:
-    """Two v5 clients with an empty client id are each told the id they were given, and these differ."""
+    """Two v5 clients with an empty client id are each assigned an id in CONNACK, and the two differ."""
     first, second = connect(5, ""), connect(5, "")
     ids = {client.connack.properties["assigned_client_identifier"] for client in (first, second)}
     assert len(ids) == 2
@@ -61,7 +61,7 @@ def test_assigned_client_identifiers_differ(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.1.3-7")
 def test_assigned_client_identifier_can_be_resumed(connect: Connect) -> None:
-    """A v5 client that was given an id comes back with it and finds its session."""
+    """A v5 client reconnects with its assigned client id and resumes its session."""
     client = connect(5, "", properties={"session_expiry_interval": 60})
     assigned = client.connack.properties["assigned_client_identifier"]
     client.disconnect()
@@ -70,7 +70,7 @@ def test_assigned_client_identifier_can_be_resumed(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.1.3-6", "5:3.2.2-16")
 def test_empty_client_id_without_clean_start(connect: Connect) -> None:
-    """A v5 client may ask for a new id and clean start 0 at once; there is no session to resume."""
+    """A v5 client may connect with an empty client id and clean start 0; there is no session to resume."""
     client = connect(5, "", clean=False)
     assert client.connack.properties["assigned_client_identifier"]
     assert not client.connack.session_present
@@ -78,13 +78,13 @@ def test_empty_client_id_without_clean_start(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.2.2-16")
 def test_no_assigned_client_identifier_for_a_given_one(connect: Connect) -> None:
-    """A v5 client that has an id is not told one."""
+    """A v5 client that gives a client id gets no Assigned Client Identifier."""
     assert "assigned_client_identifier" not in connect(5).connack.properties
 
 
 @pytest.mark.mqtt("311:3.1.3-6")
 def test_v311_empty_client_id_with_clean_session(connect: Connect) -> None:
-    """Two v3.1.1 clients with an empty id and clean session 1 are two clients: neither takes the other over."""
+    """Two v3.1.1 clients with an empty id and clean session 1 are two clients: neither takes over the other."""
     first, second = connect(4, ""), connect(4, "")
     first.expect_silence()
     second.expect_silence()
@@ -121,7 +121,7 @@ def test_second_connect_is_a_protocol_error(connect: Connect, any_version: int, 
     ids=["PINGREQ", "PUBLISH", "SUBSCRIBE", "DISCONNECT", "PUBACK", "CONNACK"],
 )
 def test_first_packet_must_be_connect(open_connection: OpenConnection, first: bytes) -> None:
-    """A connection that begins with any other packet is closed without an answer."""
+    """A connection whose first packet is not CONNECT is closed without an answer."""
     client = open_connection(4)
     client.send(first)
     client.expect_closed()
@@ -139,7 +139,7 @@ def test_wrong_protocol_name(open_connection: OpenConnection, protocol: bytes) -
 @pytest.mark.mqtt("5:3.1.2-2", "311:3.1.2-2")
 @pytest.mark.parametrize("level", [0, 1, 2, 6, 127, 255])
 def test_unknown_protocol_level(open_connection: OpenConnection, level: int) -> None:
-    """A CONNECT with a protocol level nobody knows is answered by CONNACK (v3.1.1 demands that) and closed."""
+    """A CONNECT with an unknown protocol level is answered by CONNACK (v3.1.1 requires it) and closed."""
     client = open_connection(4)
     client.send(wire.connect(4, "a", level=level))
     got = client.read()
@@ -194,14 +194,14 @@ def test_v311_password_without_user_name(open_connection: OpenConnection, name: 
 
 @pytest.mark.mqtt("5:3.1.2-16")
 def test_v5_password_without_user_name(connect: Connect) -> None:
-    """A v5 client may; where anybody is let in, it is let in."""
+    """A v5 client may send a password without a user name; a broker that allows anonymous clients accepts it."""
     connect(5, password=b"secret").expect_silence()
 
 
 @pytest.mark.mqtt("5:3.1.2-9", "5:3.1.2-17", "5:3.1.2-19", "311:3.1.2-9", "311:3.1.2-19", "311:3.1.2-21")
 @pytest.mark.parametrize("flags", [0x80, 0xC0, 0x04], ids=["user name", "password", "will"])
 def test_fields_that_the_flags_promise(open_connection: OpenConnection, version: int, name: str, flags: int) -> None:
-    """A CONNECT whose flags promise more fields than it has is refused."""
+    """A CONNECT with fewer fields than its flags announce is refused."""
     client = open_connection(version)
     client.send(wire.connect(version, name, extra_flags=flags))
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
@@ -223,7 +223,7 @@ def test_bytes_after_the_last_field(open_connection: OpenConnection, version: in
     ids=["no UTF-8", "surrogate", "overlong", "U+0000", "cut", "above U+10FFFF"],
 )
 def test_client_id_must_be_utf8(open_connection: OpenConnection, version: int, client_id: bytes) -> None:
-    """A client id that is no UTF-8 Encoded String is refused."""
+    """A client id that is not a UTF-8 Encoded String is refused."""
     client = open_connection(version)
     head = wire.binary("MQTT") + bytes([version, 0x02, 0, 0]) + wire.in_v5(version, {})
     client.send(wire.packet("CONNECT", 0, head, wire.binary(client_id)))
@@ -233,7 +233,7 @@ def test_client_id_must_be_utf8(open_connection: OpenConnection, version: int, c
 @pytest.mark.mqtt("5:4.7.0-1", "5:4.7.3-1", "5:4.7.3-2", "311:4.7.1-1", "311:4.7.3-1", "311:4.7.3-2")
 @pytest.mark.parametrize("topic", ["a/#", "+", "", "a\0b"], ids=["#", "+", "empty", "U+0000"])
 def test_will_topic_must_be_a_topic_name(open_connection: OpenConnection, version: int, name: str, topic: str) -> None:
-    """A will for something that is no Topic Name is refused."""
+    """A will whose topic is not a Topic Name is refused."""
     client = open_connection(version)
     client.send(wire.connect(version, name, will=Will(topic, b"x")))
     client.expect_refused(MALFORMED, PROTOCOL_ERROR, 0x90)
@@ -264,7 +264,7 @@ def test_will_topic_must_be_a_topic_name(open_connection: OpenConnection, versio
     ],
 )
 def test_bad_connect_properties(open_connection: OpenConnection, name: str, properties: bytes) -> None:
-    """A v5 CONNECT with a property that is wrong, repeated or not its own is refused."""
+    """A v5 CONNECT with a property that is invalid, repeated or not allowed in CONNECT is refused."""
     client = open_connection(5)
     head = wire.binary("MQTT") + bytes([5, 0x02, 0, 0]) + wire.varint(len(properties)) + properties
     client.send(wire.packet("CONNECT", 0, head, wire.binary(name)))
@@ -282,7 +282,7 @@ def test_authentication_data_without_a_method(open_connection: OpenConnection, n
 
 @pytest.mark.mqtt("5:3.1.4-2", "5:4.12.0-1", "5:4.13.2-1", "5:3.2.2-6", "5:3.2.2-7")
 def test_unknown_authentication_method(open_connection: OpenConnection, name: str) -> None:
-    """An Authentication Method that the broker does not have is refused with 0x8C."""
+    """An unsupported Authentication Method is refused with 0x8C."""
     client = open_connection(5)
     client.send(wire.connect(5, name, properties={"authentication_method": "none of yours"}))
     client.expect("CONNACK", reason=BAD_AUTHENTICATION_METHOD, session_present=False)
@@ -310,7 +310,7 @@ def test_connect_with_every_property(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.2.0-1", "311:3.2.0-1")
 def test_packets_may_follow_connect_at_once(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """CONNECT, SUBSCRIBE, PUBLISH and PINGREQ in one segment are all answered: CONNACK first, then in any order."""
+    """CONNECT, SUBSCRIBE, PUBLISH and PINGREQ in one segment are all answered: CONNACK first, the rest in any order."""
     client = open_connection(any_version)
     client.send(
         wire.connect(any_version, name),
@@ -324,7 +324,7 @@ def test_packets_may_follow_connect_at_once(open_connection: OpenConnection, any
 
 @pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_disconnect_may_follow_connect_at_once(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """CONNECT and DISCONNECT in one segment: the CONNECT is acknowledged all the same, then the connection ends."""
+    """CONNECT and DISCONNECT in one segment: the CONNECT is still acknowledged, then the connection is closed."""
     client = open_connection(any_version)
     client.send(wire.connect(any_version, name), wire.disconnect(any_version))
     client.expect("CONNACK", reason=0)
@@ -333,7 +333,7 @@ def test_disconnect_may_follow_connect_at_once(open_connection: OpenConnection, 
 
 @pytest.mark.mqtt("5:3.1.4-6", "311:3.1.4-5")
 def test_nothing_is_done_after_a_refusal(open_connection: OpenConnection, connect: Connect, name: str) -> None:
-    """A PUBLISH behind a CONNECT that is refused is not published."""
+    """A PUBLISH that follows a refused CONNECT is not published."""
     watcher = connect(5)
     watcher.subscribe(name)
     refused = open_connection(5)
@@ -344,7 +344,7 @@ def test_nothing_is_done_after_a_refusal(open_connection: OpenConnection, connec
 
 @pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_a_hundred_clients_at_once(open_connection: OpenConnection, version: int, name: str) -> None:
-    """A hundred connections are opened before the first CONNECT is answered; every client gets its CONNACK."""
+    """A hundred connections are open before the first CONNECT is answered; each client gets its CONNACK."""
     clients: list[Client] = [open_connection(version) for _ in range(100)]
     for number, client in enumerate(clients):
         client.send(wire.connect(version, f"{name}y{number}"))
@@ -356,7 +356,7 @@ def test_a_hundred_clients_at_once(open_connection: OpenConnection, version: int
 
 @pytest.mark.mqtt("5:3.1.4-1")
 def test_connect_body_of_another_version(open_connection: OpenConnection, name: str) -> None:
-    """A v3.1.1 body under protocol level 5 is read as v5, where its first byte is a property length, and refused."""
+    """A v3.1.1 body with protocol level 5 is read as v5, where its first byte is a property length, and refused."""
     client = open_connection(5)
     client.send(wire.packet("CONNECT", 0, wire.binary("MQTT"), bytes([5, 2]), struct.pack(">H", 0), wire.binary(name)))
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
@@ -364,7 +364,7 @@ def test_connect_body_of_another_version(open_connection: OpenConnection, name: 
 
 @pytest.mark.mqtt("5:3.1.3-1", "5:3.1.3-3", "311:3.1.3-1", "311:3.1.3-3")
 def test_every_field_is_taken_for_what_it_is(connect: Connect, version: int, name: str) -> None:
-    """CONNECT with will, user name and password: its first field is the id of the session, the will is the will."""
+    """CONNECT with will, user name and password: each field is read in its place, from the client id to the will."""
     watcher = connect(version)
     watcher.subscribe(f"{name}/#")
     will = Will(f"{name}/topic", b"payload")
@@ -377,7 +377,7 @@ def test_every_field_is_taken_for_what_it_is(connect: Connect, version: int, nam
 
 @pytest.mark.mqtt("5:3.1.3-3", "311:3.1.3-3")
 def test_connect_without_a_client_id(open_connection: OpenConnection, version: int) -> None:
-    """A CONNECT whose payload is missing is refused: an empty id has a length, too."""
+    """A CONNECT without a payload is refused: even an empty client id has a length."""
     client = open_connection(version)
     client.send(
         wire.packet("CONNECT", 0, wire.binary("MQTT"), bytes([version, 2, 0, 0]), wire.in_v5(version, {})),
@@ -399,7 +399,7 @@ def test_connect_without_a_client_id(open_connection: OpenConnection, version: i
 def test_fields_that_no_flag_announces(
     open_connection: OpenConnection, version: int, name: str, flags: int, extra: bytes
 ) -> None:
-    """A CONNECT with a user name, a password or a will without its flag is refused."""
+    """A CONNECT with a user name, a password or a will whose flag is not set is refused."""
     client = open_connection(version)
     head = wire.binary("MQTT") + bytes([version, flags, 0, 0]) + wire.in_v5(version, {})
     client.send(wire.packet("CONNECT", 0, head, wire.binary(name), extra))
@@ -413,7 +413,7 @@ def test_fields_that_no_flag_announces(
 def test_will_topic_and_user_name_must_be_utf8(
     open_connection: OpenConnection, version: int, name: str, field: str, text: bytes
 ) -> None:
-    """A will topic or a user name that is no UTF-8 Encoded String is refused."""
+    """A will topic or a user name that is not a UTF-8 Encoded String is refused."""
     client = open_connection(version)
     flags, nothing = (0x06, wire.in_v5(version, {})) if field == "will topic" else (0x82, b"")
     head = wire.binary("MQTT") + bytes([version, flags, 0, 0]) + wire.in_v5(version, {}) + wire.binary(name)
@@ -425,7 +425,7 @@ def test_will_topic_and_user_name_must_be_utf8(
 
 @pytest.mark.mqtt("5:4.12.0-6")
 def test_no_authentication_for_who_names_no_method(connect: Connect, name: str) -> None:
-    """A v5 client without an Authentication Method sees neither AUTH nor a method in CONNACK."""
+    """A v5 client without an Authentication Method gets neither AUTH nor a method in CONNACK."""
     client = connect(5, username="somebody", password=b"secret")
     assert not {"authentication_method", "authentication_data"} & set(client.connack.properties)
     client.publish(name, b"x", qos=2)
@@ -437,7 +437,7 @@ def test_no_authentication_for_who_names_no_method(connect: Connect, name: str) 
 def test_the_log_says_who_was_refused(
     broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str
 ) -> None:
-    """A malformed CONNECT: CONNACK 0x81 to v5, silence to v3, and a line with address, reason and code."""
+    """A malformed CONNECT: CONNACK 0x81 to v5, no answer to v3, and a log line with address, reason and code."""
     begin = broker.stderr_size()
     client = open_connection(version)
     address = "{}:{}".format(*client.socket.getsockname())
@@ -454,7 +454,7 @@ def test_the_log_says_who_was_refused(
 def test_the_log_names_a_connect_at_the_wrong_time(
     broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str, first: bool
 ) -> None:
-    """A PUBLISH before CONNECT, and a CONNECT after CONNECT: closed, and the log says what it was."""
+    """A PUBLISH before CONNECT or a second CONNECT closes the connection, and the log names the packet."""
     begin = broker.stderr_size()
     client = open_connection(version)
     address = "{}:{}".format(*client.socket.getsockname())
@@ -476,7 +476,7 @@ def test_the_log_names_a_connect_at_the_wrong_time(
 def test_the_log_names_the_client_that_was_refused(
     broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str
 ) -> None:
-    """A CONNECT that could be read and is refused: the line has the client id, too."""
+    """When a well-formed CONNECT is refused, the log line also has the client id."""
     begin = broker.stderr_size()
     client = open_connection(version)
     address = "{}:{}".format(*client.socket.getsockname())
@@ -492,7 +492,7 @@ def test_the_log_names_the_client_that_was_refused(
 
 
 def client_hello(newest: ssl.TLSVersion) -> bytes:
-    """What a TLS client says first."""
+    """Return the first bytes that a TLS client sends."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.maximum_version = newest
     said = ssl.MemoryBIO()
@@ -517,7 +517,7 @@ FOREIGN = {
 def test_the_log_says_what_came_instead_of_mqtt(
     broker: BrokerProcess, open_connection: OpenConnection, what: str
 ) -> None:
-    """A client of another protocol on the plain port is recognised, named in the log and closed."""
+    """A client of another protocol on the plain port is recognised, logged by its protocol and closed."""
     data, named = FOREIGN[what]
     begin = broker.stderr_size()
     client = open_connection(4)
@@ -531,7 +531,7 @@ def test_the_log_says_what_came_instead_of_mqtt(
 @pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
 @pytest.mark.mosquitto_differs("has other logs")
 def test_a_tls_client_in_pieces(broker: BrokerProcess, open_connection: OpenConnection) -> None:
-    """Its first byte could be a CONNECT of MQTT 3.1: the second one decides, whenever it comes."""
+    """The first byte of a TLS client could be a CONNECT of MQTT 3.1: the second byte decides, whenever it arrives."""
     data, named = FOREIGN["TLS 1.3"]
     begin = broker.stderr_size()
     client = open_connection(4)

@@ -1,4 +1,4 @@
-"""User names, passwords and AUTH: who comes in, what the others are told, and what goes on meanwhile."""
+"""User names, passwords and AUTH: which clients are accepted, how others are refused, and service during the checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.wire import Client, Connect, OpenConnection
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="the password file is mqttd's own")
 
 BAD_PASSWORD, NOT_AUTHORIZED, BAD_METHOD, QUOTA, PROTOCOL_ERROR, MALFORMED = 0x86, 0x87, 0x8C, 0x97, 0x82, 0x81
-#: mosquitto_passwd wrote it, for "secret"
+#: written by mosquitto_passwd, for "secret"
 MOSQUITTOS = (
     "$7$101$MiT0TK6+jRXwuoq9$pRDGR+IzbY1byenMmk5cvb+cty/yUrBxXIwtnD9e2nTVul21I74HSfBy7RM6kCySPLkF4DZzwtojDpq3PENeDg=="
 )
@@ -35,7 +35,7 @@ SALT_AND_KEY = MOSQUITTOS.partition("$7$101$")[2]
 
 
 def passwd(path: Path, user: str, password: str) -> None:
-    """What an operator does."""
+    """Set a user's password with the command of an operator."""
     command = [sys.executable, "-m", "broker", "passwd", "--scram-iterations", "4096", str(path), user]
     subprocess.run(command, input=f"{password}\n".encode(), cwd=ROOT, check=True, timeout=60)
 
@@ -46,7 +46,7 @@ def guarded(path: Path, workers: int, *arguments: str) -> BrokerProcess:
 
 @pytest.fixture(scope="module")
 def users() -> Iterator[Path]:
-    """alice has "wonder", for both ways in; bob has "secret", by mosquitto."""
+    """alice has password "wonder", for password and SCRAM logins; bob has "secret", with mosquitto's hash."""
     with tempfile.TemporaryDirectory(prefix="mqttd-test-") as directory:
         path = Path(directory, "users")
         path.write_text(f"# users of the tests\nbob:{MOSQUITTOS}\n")
@@ -70,7 +70,7 @@ def guarded_brokers() -> Iterator[dict[int, BrokerProcess]]:
 
 @pytest.fixture
 def broker(workers: int, users: Path, guarded_brokers: dict[int, BrokerProcess]) -> BrokerProcess:
-    """A broker with the password file: ``connect`` and ``open_connection`` go there."""
+    """A broker with the password file; ``connect`` and ``open_connection`` use it."""
     if workers not in guarded_brokers:
         guarded_brokers[workers] = guarded(users, workers).start()
     return guarded_brokers[workers]
@@ -86,8 +86,8 @@ def code(version: int, v5: int, v3: int) -> int:
 @pytest.mark.mqtt("5:3.1.4-2", "311:3.1.4-4")
 @pytest.mark.parametrize(("user", "password"), [("alice", b"wonder"), ("bob", b"secret")])
 def test_the_right_password(connect: Connect, any_version: int, name: str, user: str, password: bytes) -> None:
-    """A user with the right password comes in, whether argon2id or mosquitto's hash is in the file."""
-    for number in range(3):  # four workers: whichever accepts, the client's home decides
+    """A user with the right password is accepted, whether the file has an argon2id hash or mosquitto's."""
+    for number in range(3):  # four workers: any of them may accept the connection, the client's home decides
         connect(any_version, f"{name}{number}", username=user, password=password).expect_silence()
 
 
@@ -99,7 +99,7 @@ def test_the_right_password(connect: Connect, any_version: int, name: str, user:
 def test_a_wrong_password(
     open_connection: OpenConnection, any_version: int, name: str, user: str, password: bytes | None
 ) -> None:
-    """A wrong, an empty, a missing password and an unknown user are refused alike: 0x86, return code 4."""
+    """A wrong, an empty or a missing password and an unknown user are refused alike: 0x86, return code 4."""
     client = open_connection(any_version)
     client.send(wire.connect(any_version, name, username=user, password=password))
     client.expect_refused(code(any_version, BAD_PASSWORD, 4))
@@ -115,7 +115,7 @@ def test_no_user_name(open_connection: OpenConnection, any_version: int, name: s
 
 @pytest.mark.mqtt("5:3.1.4-2")
 def test_a_password_without_a_user_name_is_anonymous(open_connection: OpenConnection, name: str) -> None:
-    """v5 lets a password come without a user name: nobody is named, so it is not authorized."""
+    """v5 allows a password without a user name: the client is anonymous, so it is not authorized."""
     client = open_connection(5)
     client.send(wire.connect(5, name, password=b"wonder"))
     client.expect_refused(NOT_AUTHORIZED)
@@ -125,7 +125,7 @@ def test_a_password_without_a_user_name_is_anonymous(open_connection: OpenConnec
 def test_nothing_behind_a_refused_connect_is_processed(
     connect: Connect, open_connection: OpenConnection, any_version: int, name: str
 ) -> None:
-    """What a client sends behind a CONNECT with wrong credentials never reaches anybody."""
+    """Packets that follow a CONNECT with wrong credentials are not processed."""
     watcher = connect(5, username="alice", password=b"wonder")
     watcher.subscribe(name)
     thief = open_connection(any_version)
@@ -141,7 +141,7 @@ def test_nothing_behind_a_refused_connect_is_processed(
 def test_wrong_credentials_take_nobody_over(
     connect: Connect, open_connection: OpenConnection, any_version: int, name: str
 ) -> None:
-    """A connected client stays connected when somebody tries its client id with wrong credentials."""
+    """A CONNECT with wrong credentials does not take over the connection of its client id."""
     owner = connect(any_version, name, username="alice", password=b"wonder")
     thief = open_connection(any_version)
     thief.send(wire.connect(any_version, name, username="alice", password=b"guess"))
@@ -155,7 +155,7 @@ def test_wrong_credentials_take_nobody_over(
 def test_refusals_are_logged_with_name_and_address_and_without_password(
     broker: BrokerProcess, open_connection: OpenConnection, name: str
 ) -> None:
-    """The log says who was refused and from where; the password is nowhere."""
+    """The log names refused users and their addresses; it never contains the password."""
     client = open_connection(5)
     address = "{}:{}".format(*client.socket.getsockname())
     client.send(wire.connect(5, name, username="mallory", password=b"hush-hush"))
@@ -168,7 +168,7 @@ def test_refusals_are_logged_with_name_and_address_and_without_password(
 
 @pytest.mark.mqtt("5:3.1.4-5")
 def test_mosquittos_clients_log_in(broker: BrokerProcess, connect: Connect, name: str) -> None:
-    """`mosquitto_pub -u -P` publishes; with a wrong password it says so."""
+    """`mosquitto_pub -u -P` publishes; with a wrong password it reports the refusal."""
     subscriber = connect(5, username="alice", password=b"wonder")
     subscriber.subscribe((name, 1))
 
@@ -200,7 +200,7 @@ def slow_users(tmp_path: Path, iterations: int, count: int) -> Path:
 
 
 def pbkdf2_iterations(seconds: float) -> int:
-    """How many rounds take about so long here."""
+    """Return the number of iterations that take about this long on this machine."""
     began = time.perf_counter()
     hashlib.pbkdf2_hmac("sha512", b"x", b"salt", 20_000)
     return int(20_000 * seconds / (time.perf_counter() - began)) + 1
@@ -208,7 +208,7 @@ def pbkdf2_iterations(seconds: float) -> int:
 
 @pytest.mark.mqtt("5:3.1.4-2")
 def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, workers: int) -> None:
-    """While 50 passwords of 50 ms each are hashed, a connected client is answered again and again."""
+    """A connected client is answered again and again while 50 passwords of 50 ms each are hashed."""
     path = slow_users(tmp_path, pbkdf2_iterations(0.05), 50)
     broker = own_broker(workers, ["--password-file", str(path)])
     client = Client(broker.address, 5)
@@ -222,7 +222,7 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, wo
         client.expect_silence()
         answers += 1
         try:
-            if logins[-1].socket.recv(1, 0x02):  # MSG_PEEK: the last one has its answer
+            if logins[-1].socket.recv(1, 0x02):  # MSG_PEEK: the last client has its answer
                 break
         except BlockingIOError:
             continue
@@ -230,14 +230,14 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, wo
         login.expect_refused(BAD_PASSWORD)
         login.close()
     client.close()
-    # on the loop, no answer would come in less than the time of a hash: fewer answers than hashes
+    # if the loop computed hashes, no answer would arrive in less than the time of one: fewer answers than hashes
     assert answers > 50
 
 
 @pytest.mark.mqtt("5:3.2.2-7", "311:3.2.2-5")
 @pytest.mark.own_brokers
 def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
-    """Beyond auth_pending_max a login is refused at once, 0x97 or return code 3; what waits is answered."""
+    """Beyond auth_pending_max a login is refused at once, with 0x97 or return code 3; those that wait are answered."""
     path = slow_users(tmp_path, pbkdf2_iterations(1.0), 2)
     environment = {"MQTTD_LIMITS__AUTH_PENDING_MAX": "1", "MQTTD_LIMITS__AUTH_THREADS_MAX": "1"}
     broker = own_broker(workers, ["--password-file", str(path)], environment)
@@ -245,7 +245,7 @@ def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, workers
     first, second = Client(broker.address, any_version), Client(broker.address, any_version)
     first.send(wire.connect(any_version, ids[0], username="slow0", password=b"guess"))
     second.send(wire.connect(any_version, ids[1], username="slow1", password=b"guess"))
-    # which of the two is read first is the kernel's choice
+    # the kernel chooses which of the two is read first
     second.expect_refused(code(any_version, QUOTA, 3), code(any_version, BAD_PASSWORD, 4))
     first.expect_refused(code(any_version, BAD_PASSWORD, 4), code(any_version, QUOTA, 3))
     assert broker.stderr().count("too many passwords wait to be checked") == 1
@@ -255,14 +255,14 @@ def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, workers
 
 @pytest.mark.mqtt("5:3.1.4-2")
 def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path, workers: int) -> None:
-    """A password that is not checked within connect_seconds_max: 0x88, and the connection is closed."""
+    """A login whose password is not checked within connect_seconds_max gets 0x88, and the connection is closed."""
     path = slow_users(tmp_path, 10_000_000, 1)
     broker = own_broker(workers, ["--password-file", str(path)], {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "2"})
     client = Client(broker.address, 5)
     client.send(wire.connect(5, "c", username="slow0", password=b"guess"))
     client.expect_refused(0x88)
     client.close()
-    # nor does what is still computed keep the broker from stopping
+    # hashes that are still being computed do not keep the broker from stopping either
     assert broker.stop() == 0
     assert "workers_killed_stopping" not in broker.stderr()
 
@@ -270,7 +270,7 @@ def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path
 @pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 @pytest.mark.own_brokers
 def test_the_second_login_costs_no_hash(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
-    """What was right lately is known: with a hash that takes 0.3 s, a client that comes back costs less."""
+    """Recent successful logins are cached: with a hash that takes 0.3 s, a client that reconnects costs less."""
     iterations = pbkdf2_iterations(0.3)
     key = base64.b64encode(hashlib.pbkdf2_hmac("sha512", b"right", b"salt", iterations)).decode()
     path = tmp_path / "users"
@@ -287,11 +287,11 @@ def test_the_second_login_costs_no_hash(own_broker: Own, tmp_path: Path, workers
     assert later < first[1] - first[0], "five logins together cost less than the first"
 
 
-# ------------------------------------------------------------ the file and the word for anonymous clients
+# ------------------------------------------------------------ the password file and anonymous clients
 
 
 def accepted(broker: BrokerProcess, version: int, user: str | None, password: bytes | None) -> bool:
-    """Whether a login succeeds now."""
+    """Return whether a login succeeds now."""
     client = Client(broker.address, version)
     try:
         client.send(wire.connect(version, "", username=user, password=password))
@@ -302,15 +302,13 @@ def accepted(broker: BrokerProcess, version: int, user: str | None, password: by
 
 @pytest.mark.mqtt("5:3.1.4-2", "311:3.2.2-5")
 def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: int) -> None:
-    """A reload adds and removes users in every worker; a file with a mistake changes nothing, and the log says where
-    it is.
-    """
+    """A reload adds and removes users in every worker; a file with an error changes nothing, and the log says where."""
     path = tmp_path / "users"
     path.write_text(f"bob:{MOSQUITTOS}\n")
     path.chmod(0o644)
     broker = own_broker(workers, ["--password-file", str(path), "--log-format", "json"])
     assert broker.logged("password_file_world_readable")[0]["file"] == str(path)
-    tries = range(workers * 4)  # assigned client ids stay with the worker that accepts: all of them are asked
+    tries = range(workers * 4)  # assigned client ids stay with the worker that accepts: so all workers are asked
     assert all(accepted(broker, 5, "bob", b"secret") for _ in tries)
     stays = Client(broker.address, 5)
     stays.connect("stays", username="bob", password=b"secret")
@@ -328,7 +326,7 @@ def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: 
     reload(f"dora:{MOSQUITTOS}\ncarl:nonsense\n", "reload_refused", 1)
     assert f"password_file: {path}:2: no argon2id" in broker.logged("reload_refused")[0]["reason"]
     assert all(accepted(broker, 5, "carl", b"secret") for _ in tries)
-    # a worker that dies while the file is wrong: its successor has the users that the others have
+    # a worker dies while the file is wrong: its successor has the same users as the other workers
     victim = broker.worker_pids()[workers - 1]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: len(broker.logged("worker_ready")) == workers + 1, 60.0, "the successor is ready")
@@ -339,7 +337,7 @@ def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: 
 @pytest.mark.mqtt("5:3.1.4-2", "311:3.1.4-4")
 @pytest.mark.own_brokers
 def test_anonymous_clients_beside_users(own_broker: Own, users: Path, workers: int, any_version: int) -> None:
-    """With --allow-anonymous a client without a user name comes in, and wrong credentials are still wrong."""
+    """With --allow-anonymous a client without a user name is accepted; wrong credentials are still refused."""
     broker = own_broker(workers, ["--password-file", str(users), "--allow-anonymous", "--host", "0.0.0.0"])
     assert "2 users of" in broker.stderr()
     assert "anonymous clients are allowed" in broker.stderr()
@@ -356,19 +354,19 @@ def test_anonymous_clients_beside_users(own_broker: Own, users: Path, workers: i
 
 
 def authentication(data: bytes | None = None, method: str = METHOD) -> dict[str, str | bytes]:
-    """Properties of a CONNECT or an AUTH."""
+    """Return the authentication properties of a CONNECT or an AUTH."""
     return {"authentication_method": method, **({} if data is None else {"authentication_data": data})}
 
 
 def begin(client: Client, client_id: str, scram: ScramClient, **options: object) -> wire.Packet:
-    """CONNECT with the first message; gives the answer."""
+    """Send CONNECT with the first message; return the answer."""
     properties = authentication(scram.first())
     client.send(wire.connect(5, client_id, properties=properties, **options))  # type: ignore[arg-type]
     return client.expect("AUTH", reason=0x18)
 
 
 def scram_login(client: Client, client_id: str, user: str = "alice", password: str = "wonder") -> wire.Packet:
-    """The whole exchange; gives the CONNACK."""
+    """Run the whole exchange; return the CONNACK."""
     scram = ScramClient(user, password)
     answer = begin(client, client_id, scram)
     assert answer.properties["authentication_method"] == METHOD
@@ -380,7 +378,7 @@ def scram_login(client: Client, client_id: str, user: str = "alice", password: s
 
 @pytest.mark.mqtt("5:4.12.0-2", "5:4.12.0-3", "5:4.12.0-5")
 def test_scram(open_connection: OpenConnection, name: str) -> None:
-    """CONNECT, AUTH 0x18 both ways, CONNACK: method in all of them, the server's signature in the last."""
+    """SCRAM login by CONNECT, AUTH 0x18 both ways, CONNACK: each has the method, the last the server's signature."""
     for number in range(3):
         client = open_connection(5)
         connack = scram_login(client, f"{name}{number}")
@@ -391,7 +389,7 @@ def test_scram(open_connection: OpenConnection, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.12.0-2", "5:3.2.2-16")
 def test_scram_with_the_first_message_in_auth_and_an_assigned_client_id(open_connection: OpenConnection) -> None:
-    """A CONNECT without Authentication Data is asked for it; an empty client id is assigned at the end."""
+    """A CONNECT without Authentication Data is asked for it by AUTH; an empty client id is assigned at the end."""
     client = open_connection(5)
     scram = ScramClient("alice", "wonder", "y,,")
     client.send(wire.connect(5, "", properties=authentication()))
@@ -407,7 +405,7 @@ def test_scram_with_the_first_message_in_auth_and_an_assigned_client_id(open_con
 @pytest.mark.mqtt("5:4.12.0-4")
 @pytest.mark.parametrize(("user", "password"), [("alice", "guess"), ("nobody", "wonder"), ("bob", "secret")])
 def test_scram_fails(open_connection: OpenConnection, name: str, user: str, password: str) -> None:
-    """A wrong password, an unknown user and one without a verifier: the same answers, then CONNACK 0x87."""
+    """A wrong password, an unknown user and a user without a verifier get the same answers, then CONNACK 0x87."""
     client = open_connection(5)
     scram = ScramClient(user, password)
     answer = begin(client, name, scram)
@@ -422,7 +420,7 @@ def test_scram_fails(open_connection: OpenConnection, name: str, user: str, pass
     ids=["empty", "zero", "no nonce", "channel binding", "too long", "other identity"],
 )
 def test_a_bad_first_message(open_connection: OpenConnection, name: str, data: bytes) -> None:
-    """Authentication Data that is no SCRAM message, or one that cannot be served: CONNACK 0x87."""
+    """Authentication Data that is not a SCRAM message, or is one that cannot be served, gets CONNACK 0x87."""
     client = open_connection(5)
     client.send(wire.connect(5, name, properties=authentication(data)))
     client.expect_refused(NOT_AUTHORIZED)
@@ -431,7 +429,7 @@ def test_a_bad_first_message(open_connection: OpenConnection, name: str, data: b
 @pytest.mark.mqtt("5:4.12.0-1")
 @pytest.mark.parametrize("method", ["SCRAM-SHA-1", "scram-sha-256", "", "PLAIN"])
 def test_a_method_that_is_not_supported(open_connection: OpenConnection, name: str, method: str) -> None:
-    """An Authentication Method that the server does not know: CONNACK 0x8C."""
+    """An unsupported Authentication Method gets CONNACK 0x8C."""
     client = open_connection(5)
     client.send(wire.connect(5, name, username="alice", password=b"wonder", properties=authentication(b"x", method)))
     client.expect_refused(BAD_METHOD)
@@ -439,7 +437,7 @@ def test_a_method_that_is_not_supported(open_connection: OpenConnection, name: s
 
 @pytest.mark.mqtt("5:4.12.0-6", "5:4.12.0-7")
 def test_auth_without_a_method_in_connect(connect: Connect) -> None:
-    """Who gave no method gets none in CONNACK, and breaks the protocol by AUTH."""
+    """A client without an Authentication Method gets none in CONNACK; its AUTH is a Protocol Error."""
     client = connect(5, username="alice", password=b"wonder")
     assert "authentication_method" not in client.connack.properties
     client.send(wire.auth(0x19, authentication(ScramClient("alice", "wonder").first())))
@@ -453,7 +451,7 @@ def test_auth_without_a_method_in_connect(connect: Connect) -> None:
     ids=["PINGREQ", "SUBSCRIBE", "PUBLISH", "CONNECT"],
 )
 def test_other_packets_during_the_exchange(open_connection: OpenConnection, name: str, packet: bytes) -> None:
-    """Between CONNECT and CONNACK a client may send AUTH and DISCONNECT, and nothing else."""
+    """Between CONNECT and CONNACK a client may send only AUTH and DISCONNECT."""
     client = open_connection(5)
     begin(client, name, ScramClient("alice", "wonder"))
     client.send(packet)
@@ -466,7 +464,7 @@ def test_other_packets_during_the_exchange(open_connection: OpenConnection, name
 
 @pytest.mark.mqtt("5:3.1.2-30")
 def test_disconnect_during_the_exchange(open_connection: OpenConnection, name: str) -> None:
-    """A client may give up: the connection is closed, and nothing more is said."""
+    """A client may send DISCONNECT during the exchange: the connection is closed without another packet."""
     client = open_connection(5)
     begin(client, name, ScramClient("alice", "wonder"))
     client.send(wire.disconnect(5))
@@ -475,7 +473,7 @@ def test_disconnect_during_the_exchange(open_connection: OpenConnection, name: s
 
 @pytest.mark.mqtt("5:4.12.0-3", "5:4.12.0-5")
 def test_auth_that_does_not_fit_into_the_exchange(open_connection: OpenConnection, name: str) -> None:
-    """AUTH 0x19 before the CONNACK is a protocol error, another method 0x8C, one without method a protocol error."""
+    """During the exchange AUTH 0x19, or AUTH without a method, is a Protocol Error; another method gets 0x8C."""
     for packet, reason in (
         (wire.auth(0x19, authentication(b"x")), PROTOCOL_ERROR),
         (wire.auth(0x18, authentication(b"x", "PLAIN")), BAD_METHOD),
@@ -489,7 +487,7 @@ def test_auth_that_does_not_fit_into_the_exchange(open_connection: OpenConnectio
 
 @pytest.mark.mqtt("5:3.15.1-1", "5:3.15.2-1")
 def test_malformed_auth(open_connection: OpenConnection, name: str) -> None:
-    """AUTH with reserved flags is malformed; a reason code that only the server sends is a protocol error."""
+    """AUTH with reserved flags is malformed; a reason code that only the server may send is a Protocol Error."""
     for packet, reasons in (
         (b"\xf1" + wire.auth(0x18, authentication(b"x"))[1:], (MALFORMED,)),
         (wire.auth(0x00, authentication(b"x")), (PROTOCOL_ERROR, MALFORMED)),
@@ -502,7 +500,7 @@ def test_malformed_auth(open_connection: OpenConnection, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.1.4-2")
 def test_the_connect_timer_bounds_the_exchange(own_broker: Own, users: Path, workers: int) -> None:
-    """A client that begins an authentication and does not go on is closed after connect_seconds_max."""
+    """A client that begins an authentication and does not continue is closed after connect_seconds_max."""
     broker = own_broker(workers, ["--password-file", str(users)], {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "2"})
     client = Client(broker.address, 5)
     begin(client, "lazy", ScramClient("alice", "wonder"))
@@ -512,19 +510,19 @@ def test_the_connect_timer_bounds_the_exchange(own_broker: Own, users: Path, wor
 
 @pytest.mark.mqtt("5:3.1.2-24", "5:4.12.0-4")
 def test_auth_is_not_larger_than_the_client_takes(open_connection: OpenConnection, name: str) -> None:
-    """A client whose Maximum Packet Size is too small for the server's AUTH cannot be authenticated: CONNACK 0x87."""
+    """A client whose Maximum Packet Size is too small for the server's AUTH cannot authenticate: CONNACK 0x87."""
     client = open_connection(5)
     properties = {**authentication(ScramClient("alice", "wonder").first()), "maximum_packet_size": 60}
     client.send(wire.connect(5, name, properties=properties))
     client.expect_refused(NOT_AUTHORIZED)
 
 
-# ------------------------------------------------------------ AUTH again
+# ------------------------------------------------------------ re-authentication
 
 
 @pytest.mark.mqtt("5:4.12.1-1")
 def test_re_authentication(open_connection: OpenConnection, name: str) -> None:
-    """AUTH 0x19 begins the exchange anew; messages go on meanwhile; AUTH 0x00 with the signature ends it; and again."""
+    """AUTH 0x19 starts the exchange again while messages continue; AUTH 0x00 with the signature ends it; repeatedly."""
     client = open_connection(5)
     scram_login(client, name)
     client.subscribe((name, 1))
@@ -544,7 +542,7 @@ def test_re_authentication(open_connection: OpenConnection, name: str) -> None:
 @pytest.mark.mqtt("5:4.12.1-2")
 @pytest.mark.parametrize(("user", "password"), [("alice", "guess"), ("nobody", "x")])
 def test_re_authentication_fails(open_connection: OpenConnection, name: str, user: str, password: str) -> None:
-    """Who fails, or would become somebody else, gets DISCONNECT 0x87."""
+    """Re-authentication that fails, or is for another user, gets DISCONNECT 0x87."""
     client = open_connection(5)
     scram_login(client, name)
     scram = ScramClient(user, password)
@@ -557,7 +555,7 @@ def test_re_authentication_fails(open_connection: OpenConnection, name: str, use
 
 @pytest.mark.mqtt("5:4.12.1-1", "5:4.12.0-5")
 def test_auth_out_of_place_on_an_open_connection(open_connection: OpenConnection, name: str) -> None:
-    """Another method than in CONNECT: 0x8C. AUTH 0x18 that nothing goes before, and 0x19 twice: protocol errors."""
+    """AUTH with another method than CONNECT's gets 0x8C; 0x18 without 0x19, and 0x19 twice, are Protocol Errors."""
     first = authentication(ScramClient("alice", "wonder").first())
     for packets, reason in (
         ([wire.auth(0x19, authentication(b"x", "PLAIN"))], BAD_METHOD),

@@ -1,4 +1,4 @@
-"""Message Expiry Interval of messages that do not wait, and Maximum Packet Size in both directions."""
+"""Message Expiry Interval of messages that are not queued, and Maximum Packet Size in both directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MALFORMED, PACKET_TOO_LARGE = 0x81, 0x95
 @pytest.mark.mqtt("5:3.3.2-6")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_expiry_interval_arrives(connect: Connect, name: str, qos: int) -> None:
-    """A message that does not wait arrives with the Message Expiry Interval it was sent with."""
+    """A message that is not queued is delivered with the Message Expiry Interval that it was published with."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name, qos=2)
     publisher.publish(name, b"x", qos=qos, properties={"message_expiry_interval": 4294967295, "content_type": "t"})
@@ -27,7 +27,7 @@ def test_expiry_interval_arrives(connect: Connect, name: str, qos: int) -> None:
 @pytest.mark.mqtt("5:3.1.2-24", "5:3.1.2-25")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_too_large_for_the_client(connect: Connect, name: str, qos: int) -> None:
-    """A client with Maximum Packet Size 100 is not sent a larger message; those before and after it arrive."""
+    """A client with Maximum Packet Size 100 is not sent a larger message; messages before and after it arrive."""
     subscriber, publisher = connect(5, properties={"maximum_packet_size": 100}), connect(5)
     subscriber.subscribe(name, qos=qos)
     for payload in (b"before", b"x" * 100, b"after"):
@@ -40,7 +40,7 @@ def test_too_large_for_the_client(connect: Connect, name: str, qos: int) -> None
 @pytest.mark.mqtt("5:3.1.2-25")
 @pytest.mark.mosquitto_differs("never frees that place")
 def test_too_large_takes_no_place_in_the_window(connect: Connect, name: str) -> None:
-    """A message that is dropped for its size counts as delivered: Receive Maximum 1 is not used up by it."""
+    """A message dropped for its size counts as delivered: it does not use up Receive Maximum 1."""
     subscriber, publisher = connect(5, properties={"maximum_packet_size": 100, "receive_maximum": 1}), connect(5)
     subscriber.subscribe(name, qos=1)
     for _ in range(5):
@@ -52,7 +52,7 @@ def test_too_large_takes_no_place_in_the_window(connect: Connect, name: str) -> 
 
 @pytest.mark.mqtt("5:3.1.2-24")
 def test_too_large_for_one_of_two(connect: Connect, name: str) -> None:
-    """Another subscriber gets the message that is too large for the first one."""
+    """A message that is too large for one subscriber is delivered to another."""
     small, large, publisher = connect(5, properties={"maximum_packet_size": 100}), connect(5), connect(5)
     small.subscribe(name)
     large.subscribe(name)
@@ -64,7 +64,7 @@ def test_too_large_for_one_of_two(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.1.2-24")
 @pytest.mark.mosquitto_differs("does not count the fixed header")
 def test_exactly_as_large_as_allowed(connect: Connect, name: str) -> None:
-    """A message whose packet has exactly Maximum Packet Size bytes is sent, one byte more is not."""
+    """A message whose packet has exactly Maximum Packet Size bytes is sent; one byte more is not sent."""
     subscriber, publisher = connect(5, properties={"maximum_packet_size": 100}), connect(5)
     subscriber.subscribe(name)
     fits = b"x" * (100 - len(wire.publish(5, name, b"")))
@@ -77,7 +77,7 @@ def test_exactly_as_large_as_allowed(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-24", "5:3.1.2-25")
 def test_too_large_while_it_waited(connect: Connect, name: str) -> None:
-    """A message that waited is too large for the client when it is back: it is dropped, the others come."""
+    """A queued message that is too large for the client when it reconnects is dropped; the others arrive."""
     keep = {"session_expiry_interval": 60}
     subscriber = connect(5, name, properties=keep)
     subscriber.subscribe(name, qos=1)
@@ -92,7 +92,7 @@ def test_too_large_while_it_waited(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.2.2-15")
 def test_too_large_for_the_broker(connect: Connect, name: str) -> None:
-    """A packet above the Maximum Packet Size of CONNACK is refused by its header: nothing of its body need come."""
+    """A packet above the Maximum Packet Size of CONNACK is refused by its header, before its body arrives."""
     client = connect(5)
     maximum = client.connack.properties["maximum_packet_size"]
     client.send(b"\x30" + wire.varint(maximum) + wire.binary(name))
@@ -112,7 +112,7 @@ def test_remaining_length_of_five_bytes(connect: Connect, version: int, length: 
 
 @pytest.mark.mqtt("5:3.2.2-15")
 def test_as_large_as_the_broker_allows(connect: Connect, name: str) -> None:
-    """A packet of exactly the Maximum Packet Size of CONNACK (at most a megabyte here) is taken."""
+    """A packet of exactly the Maximum Packet Size of CONNACK (at most a megabyte here) is accepted."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name)
     maximum = min(publisher.connack.properties["maximum_packet_size"], 1_000_000)
@@ -124,7 +124,7 @@ def test_as_large_as_the_broker_allows(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.3.3-13")
 def test_expiry_does_not_stop_the_handshake_with_the_publisher(everywhere: Everywhere) -> None:
-    """A QoS 2 message expires between PUBREC and PUBREL: its handshake goes on to PUBCOMP all the same."""
+    """A QoS 2 message that expires between PUBREC and PUBREL still completes its handshake with PUBCOMP."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         sleeping = connect(5, name, properties={"session_expiry_interval": 60})
@@ -148,7 +148,7 @@ def test_expiry_does_not_stop_the_handshake_with_the_publisher(everywhere: Every
 @pytest.mark.parametrize("answered", [False, True], ids=["before PUBREC", "after PUBREC"])
 @pytest.mark.mosquitto_differs("lets it expire")
 def test_what_was_sent_at_qos_2_does_not_expire(everywhere: Everywhere, answered: bool) -> None:
-    """A QoS 2 message that was sent and not completed is completed on the next connection, though it has expired."""
+    """A QoS 2 message that was sent and not completed is completed on the next connection, even if it has expired."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         keep = {"session_expiry_interval": 60}

@@ -13,7 +13,7 @@ EXCEEDED = 0x93
 @pytest.mark.mqtt("5:3.3.4-9", "5:4.9.0-2")
 @pytest.mark.mosquitto_differs("sends one message too many after the first PUBACK")
 def test_no_more_than_receive_maximum(connect: Connect, name: str) -> None:
-    """A subscriber with Receive Maximum 2 is sent two messages, and one more for each PUBACK."""
+    """A subscriber with Receive Maximum 2 is sent two messages, then one more for each PUBACK."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 2}), connect(5)
     subscriber.subscribe(name, qos=1)
     for number in range(5):
@@ -29,7 +29,7 @@ def test_no_more_than_receive_maximum(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.4-9", "5:4.9.0-2")
 def test_qos_2_counts_until_pubcomp(connect: Connect, name: str) -> None:
-    """At QoS 2 the place in the window is free after PUBCOMP, not after PUBREC."""
+    """A QoS 2 message occupies its place in the window until PUBCOMP, not PUBREC."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
     subscriber.subscribe(name, qos=2)
     for payload in (b"first", b"second"):
@@ -45,7 +45,7 @@ def test_qos_2_counts_until_pubcomp(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.3.4-9", "5:4.4.0-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_an_error_frees_the_window(connect: Connect, name: str, qos: int, kind: str) -> None:
-    """PUBACK or PUBREC with an error code makes room for the next message."""
+    """PUBACK or PUBREC with an error code frees a place in the window."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
     subscriber.subscribe(name, qos=qos)
     for payload in (b"first", b"second"):
@@ -57,7 +57,7 @@ def test_an_error_frees_the_window(connect: Connect, name: str, qos: int, kind: 
 
 @pytest.mark.mqtt("5:3.3.4-10", "5:4.9.0-3")
 def test_a_full_window_stops_nothing_else(connect: Connect, name: str) -> None:
-    """With a full window the client is still sent QoS 0 messages and gets answers to all it sends."""
+    """A client with a full window is still sent QoS 0 messages and gets answers to all that it sends."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
     subscriber.subscribe((f"{name}/1", 1), (f"{name}/0", 0))
     for payload in (b"first", b"second"):
@@ -75,7 +75,7 @@ def test_a_full_window_stops_nothing_else(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.3.4-7")
 @pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
 def test_client_exceeds_the_window_of_the_broker(connect: Connect, name: str) -> None:
-    """A client that sends one QoS 2 message more than the Receive Maximum in CONNACK is told 0x93 and closed."""
+    """A client that sends one QoS 2 message more than the Receive Maximum in CONNACK gets 0x93 and is closed."""
     client = connect(5)
     window = client.connack.properties.get("receive_maximum", 65535)
     assert window < 65535, "a broker without a Receive Maximum of its own promises 65,535 windows to everybody"
@@ -90,7 +90,7 @@ def test_client_exceeds_the_window_of_the_broker(connect: Connect, name: str) ->
 
 @pytest.mark.mqtt("5:3.3.4-7", "5:4.9.0-3")
 def test_client_uses_the_whole_window_of_the_broker(connect: Connect, name: str) -> None:
-    """Exactly Receive Maximum QoS 2 messages under way are allowed; each PUBCOMP makes room for one more."""
+    """A client may have exactly Receive Maximum QoS 2 messages in flight; each PUBCOMP makes room for one more."""
     client = connect(5)
     window = client.connack.properties.get("receive_maximum", 65535)
     client.send(*(wire.publish(5, name, b"x", qos=2, packet_id=n) for n in range(1, window + 1)))
@@ -106,7 +106,7 @@ def test_client_uses_the_whole_window_of_the_broker(connect: Connect, name: str)
 @pytest.mark.mqtt("5:4.9.0-1")
 @pytest.mark.mosquitto_differs("forgets the Receive Maximum of the new connection for what it sends again")
 def test_the_next_connection_has_a_window_of_its_own(connect: Connect, name: str) -> None:
-    """Three messages are under way; the client comes back with Receive Maximum 1 and is sent one at a time."""
+    """Three messages are in flight; the client reconnects with Receive Maximum 1 and is sent one at a time."""
     keep = {"session_expiry_interval": 60}
     subscriber, publisher = connect(5, name, properties=keep | {"receive_maximum": 3}), connect(5)
     subscriber.subscribe(name, qos=1)
@@ -125,7 +125,7 @@ def test_the_next_connection_has_a_window_of_its_own(connect: Connect, name: str
 @pytest.mark.mqtt("5:4.9.0-2")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_many_messages_through_a_window_of_one(connect: Connect, name: str, qos: int) -> None:
-    """A hundred messages reach a subscriber with Receive Maximum 1, in order, while it acknowledges each."""
+    """A subscriber with Receive Maximum 1 that acknowledges each message receives a hundred in order."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
     subscriber.subscribe(name, qos=qos)
     for number in range(100):
@@ -148,7 +148,7 @@ KEEP = {"session_expiry_interval": 60}
 
 
 def resumed_with_open_identifiers(connect: Connect, name: str, identifiers: range) -> Client:
-    """A client that has sent these QoS 2 messages, got their PUBRECs, lost its connection, and is back."""
+    """Return a client that sent these QoS 2 messages, got their PUBRECs, lost its connection and reconnected."""
     client = connect(5, name, properties=KEEP)
     client.send(*(wire.publish(5, f"{name}/former", b"x", qos=2, packet_id=n) for n in identifiers))
     for number in identifiers:
@@ -162,7 +162,7 @@ def resumed_with_open_identifiers(connect: Connect, name: str, identifiers: rang
 @pytest.mark.mqtt("5:3.3.4-7", "5:4.9.0-1")
 @pytest.mark.mosquitto_differs("counts what former connections have sent")
 def test_a_resumed_client_has_a_whole_window(connect: Connect, name: str) -> None:
-    """A window full of identifiers waits for PUBREL; the client is back and publishes first, as many again."""
+    """A resumed client with a window full of identifiers that wait for PUBREL may first publish as many again."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     former, new = range(1, window + 1), range(window + 1, 2 * window + 1)
     client = resumed_with_open_identifiers(connect, name, former)
@@ -179,9 +179,7 @@ def test_a_resumed_client_has_a_whole_window(connect: Connect, name: str) -> Non
 @pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
 @pytest.mark.parametrize("released", [0, 1, 100])
 def test_former_identifiers_make_no_room(connect: Connect, name: str, released: int) -> None:
-    """The send quota never rises above Receive Maximum: however many former PUBRELs come first, one too many is one
-    too many.
-    """
+    """However many former PUBRELs arrive first, the send quota never exceeds Receive Maximum: one more is refused."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     client = resumed_with_open_identifiers(connect, name, range(1, window + 1))
     for number in range(1, min(released, window) + 1):
@@ -196,7 +194,7 @@ def test_former_identifiers_make_no_room(connect: Connect, name: str, released: 
 @pytest.mark.mqtt("5:3.3.4-7", "5:4.4.0-1", "5:4.3.3-10")
 @pytest.mark.mosquitto_differs("counts what former connections have sent")
 def test_a_former_publish_that_is_sent_again_takes_no_place(connect: Connect, name: str) -> None:
-    """Former QoS 2 messages sent again with DUP are answered, not delivered twice, and leave the window to new ones."""
+    """Former QoS 2 messages sent again with DUP are answered, not delivered twice, and use no place in the window."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     watcher = connect(5)
     watcher.subscribe((f"{name}/#", 1))
@@ -217,7 +215,7 @@ def test_a_former_publish_that_is_sent_again_takes_no_place(connect: Connect, na
 @pytest.mark.mqtt("5:3.3.4-7")
 @pytest.mark.mosquitto_differs("counts what former connections have sent")
 def test_identifiers_of_many_former_connections(connect: Connect, name: str) -> None:
-    """Five connections in a row leave a window of identifiers each: all of them are there, and can be released."""
+    """Five connections in a row each leave a window of identifiers: all of them are kept and can be released."""
     window = connect(5).connack.properties.get("receive_maximum", 65535)
     for turn in range(5):
         client = connect(5, name, clean=turn == 0, properties=KEEP)
@@ -236,8 +234,8 @@ def test_identifiers_of_many_former_connections(connect: Connect, name: str) -> 
 
 @pytest.mark.mqtt("5:3.3.4-10", "5:4.4.0-1")
 def test_pubrels_do_not_wait_for_receive_maximum(connect: Connect, name: str) -> None:
-    """Twenty messages wait for their PUBCOMP; the subscriber is back with Receive Maximum 1: it gets all PUBRELs before
-    anything else, and the next message although none of them is answered.
+    """Twenty messages wait for PUBCOMP and the subscriber reconnects with Receive Maximum 1: all PUBRELs are sent
+    before anything else, and the next message although none of them is answered.
     """
     subscriber, publisher = connect(5, name, properties=KEEP), connect(5)
     subscriber.subscribe((name, 2))

@@ -30,7 +30,7 @@ def test_keep_alive_one_and_a_half(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 def test_any_packet_keeps_alive(everywhere: Everywhere) -> None:
-    """A client with Keep Alive 3 that sends something now and then, PINGREQ or not, stays connected."""
+    """A client with Keep Alive 3 that sends any packet now and then stays connected."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
         client = connect(version, keep_alive=3)
@@ -47,7 +47,7 @@ def test_any_packet_keeps_alive(everywhere: Everywhere) -> None:
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
 def test_what_the_broker_sends_keeps_nobody_alive(everywhere: Everywhere) -> None:
-    """A client with Keep Alive 2 that only receives is closed all the same."""
+    """A client with Keep Alive 2 that only receives is still closed."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
         client = connect(version, keep_alive=2)
@@ -70,7 +70,7 @@ def test_what_the_broker_sends_keeps_nobody_alive(everywhere: Everywhere) -> Non
 
 @pytest.mark.mqtt("5:3.1.2-8", "5:3.1.2-22", "311:3.1.2-8", "311:3.1.2-24")
 def test_keep_alive_timeout_publishes_the_will(everywhere: Everywhere) -> None:
-    """To a client that falls silent the network has failed: its will is published."""
+    """The will of a client that exceeds its Keep Alive is published, as after a network failure."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
         watcher = connect(version)

@@ -1,8 +1,9 @@
-"""Defects that other brokers had, by the number under which they were published: none of them may be ours.
+"""Published defects of other brokers, by their numbers: this broker must have none of them.
 
-What most of them have in common is that memory, time or state is spent on the word of somebody who has shown nothing
-yet. Memory is that of all processes of the broker; the bounds are far below what each of the defects would cost, and
-far above what an interpreter needs now and then.
+Most of them spend memory, time or state on behalf of a client that has not authenticated yet. Memory is that of all
+processes of the broker; the bounds are far below the cost of each defect and far above what an interpreter allocates
+now and then.
+
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.wire import Client, Closed, Connect, OpenConnection, Will
 
 MIB = 1 << 20
 SOON_SECONDS = 30.0
-"""Of a busy machine, for what takes a moment; with a cost that is the square of the levels it would be minutes."""
+"""Time for a quick operation on a busy machine; a cost quadratic in the number of levels would take minutes."""
 TOPIC_NAME_INVALID, TOPIC_FILTER_INVALID, RECEIVE_MAXIMUM_EXCEEDED = 0x90, 0x8F, 0x93
 KEEP = {"session_expiry_interval": 60}
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="about the memory an
 
 
 def end_of(client: Client) -> None:
-    """Wait until the broker has closed the connection, whatever it says before."""
+    """Read until the broker has closed the connection."""
     try:
         while True:
             client.read()
@@ -40,7 +41,7 @@ def end_of(client: Client) -> None:
 def test_cve_2017_7651_memory_by_declared_length(
     broker: BrokerProcess, open_connection: OpenConnection, connect: Connect, version: int
 ) -> None:
-    """Two hundred clients each announce 15 MB, as CONNECT or as PUBLISH, and send a few bytes: that costs no memory."""
+    """Two hundred clients announce 15 MB each, as CONNECT or as PUBLISH, and send a few bytes: it costs no memory."""
     length = wire.varint(15 * MIB)
     before = broker.pss_bytes()
     for number in range(200):
@@ -54,7 +55,7 @@ def test_cve_2017_7651_memory_by_declared_length(
 
 @pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
 def test_cve_2023_0809_first_packet_not_connect(broker: BrokerProcess, open_connection: OpenConnection) -> None:
-    """Three hundred connections begin with the head of a large PUBLISH: each is closed at once and leaves nothing."""
+    """Three hundred connections that begin with the header of a large PUBLISH are closed at once and leave nothing."""
     hostile = b"\x30" + wire.varint(15 * MIB) + wire.binary("a") + b"x" * 10_000
     for _ in range(20):
         first = open_connection(4)
@@ -69,7 +70,7 @@ def test_cve_2023_0809_first_packet_not_connect(broker: BrokerProcess, open_conn
 
 
 def bad_connects(name: str) -> list[bytes]:
-    """CONNECTs that are wrong at every depth: flags, will properties, strings, what comes behind."""
+    """CONNECTs that are malformed at every depth: flags, will properties, strings, bytes after the last field."""
     head, willing = wire.binary("MQTT"), b"\x05\x06\0\0\0" + wire.binary(name)
     long = [("k" * 1000, "v" * 1000)] * 5
     will = Will(name, b"w" * 5000, properties={"user_property": long})
@@ -78,7 +79,7 @@ def bad_connects(name: str) -> list[bytes]:
     )
     body = good[1 + len(wire.varint(len(good) - 4)) :]
     return [
-        wire.packet("CONNECT", 0, body[:-1]),  # the password is cut off
+        wire.packet("CONNECT", 0, body[:-1]),  # the password is truncated
         wire.packet("CONNECT", 0, body, b"more"),
         wire.packet("CONNECT", 0, body[: len(body) // 2]),
         wire.connect(5, name, username="u" * 1000, will=Will("a/#", b"w" * 5000, properties={"user_property": long})),
@@ -96,7 +97,7 @@ def bad_connects(name: str) -> list[bytes]:
 def test_cve_2017_7654_and_2023_3592_leaking_connect(
     broker: BrokerProcess, open_connection: OpenConnection, name: str
 ) -> None:
-    """CONNECTs that are refused, with much in them, hundreds of each kind: nothing of them stays."""
+    """Hundreds of refused CONNECTs of each kind, with many fields, leave nothing in memory."""
 
     def refuse(rounds: int) -> None:
         for _ in range(rounds):
@@ -113,7 +114,7 @@ def test_cve_2017_7654_and_2023_3592_leaking_connect(
 
 @pytest.mark.mqtt("5:4.3.3-10", "311:4.3.3-2")
 def test_cve_2023_28366_repeated_identifiers(broker: BrokerProcess, connect: Connect, version: int, name: str) -> None:
-    """A client sends the same QoS 2 message 20,000 times and never a PUBREL: kept once, whatever it sends."""
+    """The same QoS 2 message sent 20,000 times without PUBREL is kept once."""
     client = connect(version, name)
     data = wire.publish(version, name, b"x" * 1000, qos=2, packet_id=7, dup=True) * 100
     before = broker.pss_bytes()
@@ -131,7 +132,7 @@ def test_cve_2023_28366_repeated_identifiers(broker: BrokerProcess, connect: Con
 def test_cve_2023_28366_identifiers_never_released(
     broker: BrokerProcess, connect: Connect, version: int, name: str
 ) -> None:
-    """QoS 2 messages without end and without PUBREL: v5 is stopped at its window, v3 at its 65,535 identifiers."""
+    """An endless series of QoS 2 messages without PUBREL is stopped: v5 at its window, v3 at its 65,535 identifiers."""
     watcher, client = connect(version), connect(version, name)
     watcher.subscribe(name)
     before = broker.pss_bytes()
@@ -184,7 +185,7 @@ def test_cve_2019_11779_levels(
 def test_cve_2019_11779_levels_that_are_allowed(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """Where the limits allow 65,535 levels, filters and topics of 32,768 match like any other: no stack, no time."""
+    """If the limits allow 65,535 levels, filters and topics of 32,768 levels match without deep stacks or delay."""
     broker = configured(workers, {"LIMITS__TOPIC_LEVELS_MAX": 65535, "LIMITS__TOPIC_BYTES_MAX": 65535})
     subscriber, publisher = open_to(broker, version), open_to(broker, version)
     subscriber.connect(f"{name}s")
@@ -210,7 +211,7 @@ def test_cve_2019_11779_levels_that_are_allowed(
     "text", ["a.c", ".*", "(", "[a-z]", "^a$", "a|b", "\\", "\\d", "a{2,}", "(a*)*b", "?", "*", "%s%n", "[[:alpha:]]"]
 )
 def test_amqtt_regular_expressions(connect: Connect, version: int, name: str, text: str) -> None:
-    """What means something in a regular expression is a character like any other: it matches itself alone."""
+    """Characters with a meaning in regular expressions match only themselves."""
     subscriber, publisher = connect(version), connect(version)
     assert subscriber.subscribe(f"{name}/{text}/+") == (0,)
     for other in ("abc", "aXc", "a", "b", "", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "d", "1"):
@@ -223,7 +224,7 @@ def test_amqtt_regular_expressions(connect: Connect, version: int, name: str, te
 @pytest.mark.mqtt("5:3.1.3-2", "311:3.1.3-2")
 @pytest.mark.parametrize("client_id", ["+", "#", "/", "a/#", "+/+", "$SYS", "$share/g/#", "../..", "%c", "%u"])
 def test_cve_2017_7650_wildcards_in_client_ids(connect: Connect, version: int, name: str, client_id: str) -> None:
-    """A client id (and user name) of wildcards is a name: it opens nothing, and no other client is taken for it."""
+    """A client id (and user name) of wildcards is an ordinary name: it gives no access and matches no other client."""
     others = [connect(version, other) for other in (name, f"{name}/b")]
     strange = connect(version, client_id, username=client_id, clean=True, properties=KEEP if version == 5 else {})
     strange.subscribe(f"{name}/mine")
@@ -245,7 +246,7 @@ def test_cve_2017_7650_wildcards_in_client_ids(connect: Connect, version: int, n
 def test_cve_2020_13849_slow_connect(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """A CONNECT that comes byte by byte has two seconds in all (as configured here), however busy it is."""
+    """A CONNECT sent byte by byte has two seconds in all (as configured here), however busy the connection is."""
     broker = configured(workers, {"LIMITS__CONNECT_SECONDS_MAX": 2})
     served = open_to(broker, version)
     served.connect(name)
@@ -273,7 +274,7 @@ def test_cve_2020_13849_slow_connect(
 def test_cve_2020_13849_keep_alive_without_end(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """SlowITe: a client that asks for a Keep Alive of 18 hours, or of none, is closed after 1.5 times the bound."""
+    """SlowITe: a client that asks for a Keep Alive of 18 hours, or none, is closed after 1.5 times the bound."""
     broker = configured(workers, {"LIMITS__KEEP_ALIVE_SECONDS_MAX": 1})
     clients = [open_to(broker, version) for _ in range(2)]
     began = time.monotonic()
@@ -293,7 +294,7 @@ def test_cve_2020_13849_keep_alive_without_end(
 def test_take_over_and_broken_connections_at_once(
     open_connection: OpenConnection, connect: Connect, version: int, name: str
 ) -> None:
-    """Sixty clients with wills, each taken over in the moment in which its connection breaks: one will each."""
+    """Sixty clients with wills, each taken over as its connection breaks, have their wills published once each."""
     watcher = connect(version)
     watcher.subscribe(f"{name}/#", qos=1)
     ids = [f"{name}r{number}" for number in range(60)]
@@ -319,7 +320,7 @@ def test_take_over_and_broken_connections_at_once(
 
 @pytest.mark.mqtt("5:3.1.2-8", "5:3.1.3-9", "5:4.1.0-2")
 def test_coming_back_as_the_session_expires(open_connection: OpenConnection, connect: Connect, name: str) -> None:
-    """Forty clients come back around the second in which session and will delay end: session or will, never neither."""
+    """Forty clients reconnect around the second when session and will delay end: session or will, never neither."""
     watcher = connect(5)
     watcher.subscribe(f"{name}/#", qos=1)
     ids = [f"{name}e{number}" for number in range(40)]
@@ -331,7 +332,7 @@ def test_coming_back_as_the_session_expires(open_connection: OpenConnection, con
         client.close()
     let_pass(0.7)
     present = set()
-    for each in ids:  # one each 20 ms: half of them before the end of their second, half of them after it
+    for each in ids:  # one each 20 ms: half of them before the end of their second, half after it
         let_pass(0.02)
         client = open_connection(5)
         client.connect(each, clean=False, properties={"session_expiry_interval": 60})
@@ -352,7 +353,7 @@ def test_coming_back_as_the_session_expires(open_connection: OpenConnection, con
 def contend(
     open_connection: OpenConnection, version: int, client_id: str, count: int, options: dict[str, Any]
 ) -> list[Client]:
-    """Connections that CONNECT at once with one client id; the ones that are left."""
+    """Open connections that CONNECT at once with one client id; return those that stay open."""
     clients = [open_connection(version) for _ in range(count)]
     for client in clients:
         client.send(wire.connect(version, client_id, **options))
@@ -372,7 +373,7 @@ def contend(
 def test_many_take_overs_leave_one_session(
     open_connection: OpenConnection, connect: Connect, version: int, name: str
 ) -> None:
-    """Thirty connections at once, with and without clean start, wills and a subscription: one session at the end."""
+    """Thirty connections at once, with and without clean start, wills and a subscription, leave one session."""
     watcher = connect(version)
     watcher.subscribe(f"{name}/will", qos=1)
     rounds = 5
@@ -394,7 +395,7 @@ def test_many_take_overs_leave_one_session(
         payload = None
         while payload != b"%d" % number:
             payload = (got := survivors[0].await_packet("PUBLISH")).payload
-            # of all: what is not acknowledged is sent again to whoever is next, perhaps behind its PINGRESP
+            # of all of them: an unacknowledged message is sent again to the next client, perhaps after its PINGRESP
             survivors[0].ack("PUBACK", got.packet_id)
         survivors[0].disconnect()
     last = connect(version, name, clean=True)

@@ -1,6 +1,7 @@
-"""Malformed packets and protocol errors after CONNECT: the connection is closed, the log says why, no other notices.
+"""Malformed packets and Protocol Errors after CONNECT: the connection is closed, the log says why, others are served.
 
 ``WRONG`` is the list; ``tests/chaos/test_bad_input_memory.py`` sends each of its lines two thousand times.
+
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ class Wrong(NamedTuple):
     v3: bytes | None
     v5: bytes | None
     reason: int = MALFORMED
-    """What a v5 client is told; a v3 client is told nothing."""
+    """Reason code of the DISCONNECT to a v5 client; a v3 client gets none."""
     shows: str = ""
-    """Statements, beside those about malformed packets and protocol errors in general."""
+    """Further statements shown, beside those about malformed packets and Protocol Errors in general."""
 
 
 def both(data: bytes, reason: int = MALFORMED, shows: str = "") -> Wrong:
-    """The same bytes for every version."""
+    """Return the same bytes for every version."""
     return Wrong(data, data, reason, shows)
 
 
 def flagged(kind: str, flags: int, v3: bytes, v5: bytes | None = None, shows: str = "") -> Wrong:
-    """A packet whose fixed header has other flags than it should."""
+    """Return a packet with wrong flags in its fixed header."""
     return Wrong(packet(kind, flags, v3), packet(kind, flags, v3 if v5 is None else v5), MALFORMED, f"{FLAGS} {shows}")
 
 
 def topic(kind: str, name: bytes, reason: int, shows: str = "") -> Wrong:
-    """A packet with a Topic Name or Topic Filter."""
+    """Return a packet with a Topic Name or Topic Filter."""
     if kind == "PUBLISH":
         return Wrong(
             packet(kind, 0, wire.binary(name), b"x"), packet(kind, 0, wire.binary(name), b"\0x"), reason, shows
@@ -52,7 +53,7 @@ def topic(kind: str, name: bytes, reason: int, shows: str = "") -> Wrong:
 
 
 def v5_publish(properties: bytes, reason: int, shows: str = "") -> Wrong:
-    """A v5 PUBLISH with these properties."""
+    """Return a v5 PUBLISH with these properties."""
     return Wrong(None, packet("PUBLISH", 0, b"\0\1a", wire.varint(len(properties)), properties, b"x"), reason, shows)
 
 
@@ -191,7 +192,7 @@ WRONG: dict[str, Wrong] = {
             ("UNSUBSCRIBE", "5:3.10.3-1 311:3.10.3-1"),
         ]
         for what, name in NO_UTF8.items()
-        if kind != "PUBLISH"  # there 0x90 says it more precisely
+        if kind != "PUBLISH"  # there 0x90 is more precise
     },
     **{
         f"PUBLISH of {what}": topic(
@@ -247,7 +248,7 @@ WRONG: dict[str, Wrong] = {
     ),
 }  # fmt: skip
 
-#: where mosquitto 2.0.11 is more patient
+#: where mosquitto 2.0.11 is more lenient
 MOSQUITTO_TAKES = {
     "PUBLISH with DUP at QoS 0",
     "PINGREQ with a body",
@@ -275,7 +276,7 @@ MOSQUITTO_TAKES = {
 
 
 def cases() -> list[object]:
-    """(version, bytes, reason) of every line of WRONG, with the statements that it shows."""
+    """Return (version, bytes, reason) of every line of WRONG, with the statements that it shows."""
     found: list[object] = []
     for what, wrong in WRONG.items():
         for version, data in ((4, wrong.v3), (5, wrong.v5)):
@@ -297,7 +298,7 @@ def cases() -> list[object]:
 def test_the_connection_is_closed(
     broker: BrokerProcess, connect: Connect, name: str, version: int, data: bytes, reason: int
 ) -> None:
-    """A client that sends it is closed, a v5 client is told why, the log names it; another client is still served."""
+    """A client that sends it is closed, v5 gets the reason, and the log names it; another client is still served."""
     begin = broker.stderr_size()
     client, other = connect(version, name), connect(version)
     address = "{}:{}".format(*client.socket.getsockname())
@@ -312,7 +313,7 @@ def test_the_connection_is_closed(
 
 @pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")
 def test_nothing_is_done_after_an_error(connect: Connect, version: int, name: str) -> None:
-    """What stands in the same segment behind a malformed packet is not done; what stands before it is."""
+    """Packets that follow a malformed packet in the same segment are not processed; those before it are."""
     watcher, client = connect(version), connect(version)
     watcher.subscribe(f"{name}/+")
     client.send(
@@ -325,7 +326,7 @@ def test_nothing_is_done_after_an_error(connect: Connect, version: int, name: st
 
 @pytest.mark.mqtt("5:3.14.4-1", "311:3.14.4-2")
 def test_nothing_is_done_after_disconnect(connect: Connect, version: int, name: str) -> None:
-    """What a client sends behind its DISCONNECT is not done."""
+    """Packets that follow a client's DISCONNECT are not processed."""
     watcher, client = connect(version), connect(version)
     watcher.subscribe(f"{name}/+")
     client.send(
@@ -352,7 +353,7 @@ def test_nothing_is_done_after_disconnect(connect: Connect, version: int, name: 
     ids=["TLS", "HTTP", "SSH", "PROXY", "zeros", "ones"],
 )
 def test_another_protocol(open_connection: OpenConnection, hello: bytes) -> None:
-    """A connection that speaks something else is closed without an answer."""
+    """A connection of another protocol is closed without an answer."""
     client = open_connection(4)
     client.send(hello)
     client.expect_closed()
@@ -360,7 +361,7 @@ def test_another_protocol(open_connection: OpenConnection, hello: bytes) -> None
 
 @pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")
 def test_noise(open_connection: OpenConnection, connect: Connect, version: int, name: str) -> None:
-    """Two hundred clients send changed packets and noise; the broker closes them or not, and goes on serving others."""
+    """Two hundred clients send modified packets and noise; the broker may close them and continues to serve others."""
     witness = connect(version)
     rng = random.Random(f"{version}")
     sane = [

@@ -1,4 +1,4 @@
-"""A broker that offers less than all of MQTT: CONNACK says so, and who asks all the same is refused."""
+"""A broker that offers a part of MQTT: CONNACK says so, and clients that use the rest are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LITTLE = {
 
 @pytest.fixture
 def broker(workers: int, configured: Callable[..., BrokerProcess]) -> BrokerProcess:
-    """One that offers little."""
+    """A broker that offers little."""
     return configured(workers, LITTLE)
 
 
@@ -51,7 +51,7 @@ def test_a_subscription_is_granted_the_maximum_qos(connect: Connect, any_version
 
 @pytest.mark.mqtt("5:3.2.2-11")
 def test_publish_above_the_maximum_qos(connect: Connect, any_version: int, name: str) -> None:
-    """A PUBLISH above Maximum QoS closes the connection, v5 with 0x9B, and goes nowhere."""
+    """A PUBLISH above Maximum QoS closes the connection, v5 with 0x9B, and is not delivered."""
     watching, client = connect(any_version), connect(any_version)
     watching.subscribe(name)
     client.send(wire.publish(any_version, name, b"x", qos=2, packet_id=1))
@@ -61,7 +61,7 @@ def test_publish_above_the_maximum_qos(connect: Connect, any_version: int, name:
 
 @pytest.mark.mqtt("5:3.2.2-12")
 def test_will_above_the_maximum_qos(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """A will above Maximum QoS is refused: CONNACK 0x9B, v3 has no return code for it and is closed."""
+    """A will above Maximum QoS is refused: CONNACK 0x9B; v3, which has no return code for it, is closed."""
     client = open_connection(any_version)
     client.send(wire.connect(any_version, name, will=Will(name, b"x", qos=2)))
     if any_version == 5:
@@ -71,7 +71,7 @@ def test_will_above_the_maximum_qos(open_connection: OpenConnection, any_version
 
 @pytest.mark.mqtt("5:3.2.2-13")
 def test_retained_will(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """A will with RETAIN is refused where nothing is retained: CONNACK 0x9A, v3 is closed."""
+    """A will with RETAIN is refused where Retain Available is 0: CONNACK 0x9A, v3 is closed."""
     client = open_connection(any_version)
     client.send(wire.connect(any_version, name, will=Will(name, b"x", retain=True)))
     if any_version == 5:
@@ -82,7 +82,7 @@ def test_retained_will(open_connection: OpenConnection, any_version: int, name: 
 @pytest.mark.mqtt("5:3.2.2-14")
 @pytest.mark.parametrize("payload", [b"x", b""], ids=["set", "clear"])
 def test_retained_publish(connect: Connect, any_version: int, name: str, payload: bytes) -> None:
-    """A PUBLISH with RETAIN closes the connection where nothing is retained, v5 with 0x9A."""
+    """A PUBLISH with RETAIN closes the connection where Retain Available is 0, v5 with 0x9A."""
     client = connect(any_version)
     client.send(wire.publish(any_version, name, payload, retain=True))
     client.expect_closed(RETAIN_NOT_SUPPORTED)
@@ -101,7 +101,9 @@ def test_retained_publish(connect: Connect, any_version: int, name: str, payload
 def test_subscriptions_that_are_not_offered(
     connect: Connect, any_version: int, name: str, topic_filter: str, reason: int
 ) -> None:
-    """A v5 client is told what is not there, so that asking for it is a Protocol Error; v3 gets SUBACK 0x80."""
+    """CONNACK says which subscriptions are unavailable: a v5 client that uses them gets a Protocol Error, v3 SUBACK
+    0x80.
+    """
     client = connect(any_version)
     if any_version < 5:
         assert client.subscribe(topic_filter, name) == (FAILURE, 0)
@@ -114,7 +116,7 @@ def test_subscriptions_that_are_not_offered(
 
 @pytest.mark.mqtt("5:4.13.1-1")
 def test_subscription_identifier(connect: Connect, name: str) -> None:
-    """A Subscription Identifier where there are none is a Protocol Error: 0xA1."""
+    """A Subscription Identifier where they are unavailable is a Protocol Error: 0xA1."""
     client = connect(5)
     client.send(wire.subscribe(5, 1, (name, 0), properties={"subscription_identifier": 1}))
     client.expect_closed(IDENTIFIERS_NOT_SUPPORTED)

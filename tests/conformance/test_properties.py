@@ -1,4 +1,4 @@
-"""Properties in every packet that a client may send them in: misplaced, repeated, cut short, and all that may be."""
+"""Properties in every packet that a client may send: misplaced, repeated, truncated, and all that are allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.wire import Client, Closed, Connect, OpenConnection, packet
 
 MALFORMED, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID = 0x81, 0x82, 0x94
 
-#: MQTT 5.0, table 2-4, by what a client sends: these properties may stand there, and no others
+#: MQTT 5.0, table 2-4, for packets that a client sends: the properties allowed in each
 ACK = {"reason_string", "user_property"}
 MESSAGE = {
     "payload_format_indicator",
@@ -36,7 +36,7 @@ MAY_STAND_IN = {
     "AUTH": ACK | {"authentication_method", "authentication_data"},
 }  # fmt: skip
 
-#: the same packet with these from a server is right: from a client it is a Protocol Error and not malformed
+#: the same packet with these is right from a server: from a client it is a Protocol Error, not malformed
 OF_THE_SERVER = {"PUBLISH": {"subscription_identifier"}, "DISCONNECT": {"server_reference"}}
 
 VALUES = {
@@ -46,13 +46,13 @@ VALUES = {
 
 
 def one(name: str) -> bytes:
-    """A property with a value that it may have."""
+    """Return a property with an allowed value."""
     number, kind = wire.PROPERTY_IDS[name]
     return bytes([number]) + VALUES[kind]
 
 
 def with_properties(kind: str, client_id: str, data: bytes) -> bytes:
-    """A packet of this kind, all right but perhaps for its properties; WILL is a CONNECT with them in its will."""
+    """Return a packet of this kind, valid apart from these properties; WILL is a CONNECT with them in its will."""
     block = wire.varint(len(data)) + data
     if kind == "CONNECT":
         return packet(kind, 0, wire.binary("MQTT"), b"\x05\x02\0\0", block, wire.binary(client_id))
@@ -72,7 +72,7 @@ def with_properties(kind: str, client_id: str, data: bytes) -> bytes:
 
 
 def refusal(open_connection: OpenConnection, kind: str, name: str, data: bytes) -> int:
-    """The reason code with which the broker ends the connection that sends it, 0 if there is none."""
+    """Return the reason code with which the broker ends the connection that sends it, 0 if it does not."""
     client = open_connection(5)
     if kind not in ("CONNECT", "WILL"):
         client.connect(name)
@@ -83,7 +83,7 @@ def refusal(open_connection: OpenConnection, kind: str, name: str, data: bytes) 
 
 
 def last_word(client: Client, kind: str) -> int:
-    """The reason of the packet of this kind that comes before the end; 0 if the client is served."""
+    """Return the reason of the packet of this kind before the end of the connection; 0 if the client is served."""
     reason = 0
     try:
         while True:
@@ -97,7 +97,7 @@ def last_word(client: Client, kind: str) -> int:
 
 
 def misplaced(kind: str) -> Iterator[tuple[str, bytes, int]]:
-    """(what, properties, reason) for every property that may not stand in this packet."""
+    """Return (what, properties, reason) for every property that is not allowed in this packet."""
     for name in wire.PROPERTY_IDS:
         if name not in MAY_STAND_IN[kind]:
             of_the_server = name in OF_THE_SERVER.get(kind, set())
@@ -107,14 +107,14 @@ def misplaced(kind: str) -> Iterator[tuple[str, bytes, int]]:
 
 
 def repeated(kind: str) -> Iterator[tuple[str, bytes, int]]:
-    """The same for every property that may stand there once."""
+    """Return the same for every property that is allowed once."""
     for name in sorted(MAY_STAND_IN[kind] - {"user_property"}):
         yield f"{name} twice", one(name) * 2, PROTOCOL_ERROR
         yield f"{name} twice, apart", one(name) + one("user_property") + one(name), PROTOCOL_ERROR
 
 
 def cut(kind: str) -> Iterator[tuple[str, bytes, int]]:
-    """The same for every property that ends too early."""
+    """Return the same for every property that is truncated."""
     for name in sorted(MAY_STAND_IN[kind]):
         for size in range(1, len(one(name))):
             yield f"{name} of {size} bytes", one(name)[:size], MALFORMED
@@ -127,7 +127,7 @@ def cut(kind: str) -> Iterator[tuple[str, bytes, int]]:
 def test_properties_that_may_not_stand_there(
     open_connection: OpenConnection, connect: Connect, name: str, kind: str, wrong: object
 ) -> None:
-    """Every property that the packet may not have, or not twice, or not so short, ends the connection with its code."""
+    """A property that the packet may not have, a repeated one or a truncated one ends the connection with its code."""
     assert callable(wrong)
     witness = connect(5)
     answers = {what: refusal(open_connection, kind, name, data) for what, data, _ in wrong(kind)}
@@ -138,7 +138,7 @@ def test_properties_that_may_not_stand_there(
 @pytest.mark.mqtt("5:3.1.4-5")
 @pytest.mark.parametrize("kind", sorted(set(MAY_STAND_IN) - {"AUTH"}))
 def test_properties_that_may_stand_there(open_connection: OpenConnection, name: str, kind: str) -> None:
-    """Every packet with all properties that it may have, User Property twice, is taken."""
+    """Every packet with all its allowed properties, User Property twice, is accepted."""
     allowed = MAY_STAND_IN[kind] - {"authentication_method", "authentication_data"}
     client = open_connection(5)
     if kind not in ("CONNECT", "WILL"):

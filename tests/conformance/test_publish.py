@@ -1,4 +1,4 @@
-"""PUBLISH at QoS 0, 1 and 2 in both directions: what arrives, how it is acknowledged, in which order."""
+"""PUBLISH at QoS 0, 1 and 2 in both directions: delivery, acknowledgement and order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_effective_qos(connect: Connect, version: int, name: str, published: int
 @pytest.mark.parametrize("receiving", VERSIONS)
 @pytest.mark.parametrize("sending", VERSIONS)
 def test_between_versions(connect: Connect, name: str, sending: int, receiving: int) -> None:
-    """Every version receives what any version publishes, at every QoS."""
+    """A message published by any version is delivered to every version, at every QoS."""
     subscriber, publisher = connect(receiving), connect(sending)
     subscriber.subscribe(name, qos=2)
     for qos in (0, 1, 2):
@@ -55,7 +55,7 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
 @pytest.mark.mqtt("5:4.5.0-1", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_client_receives_its_own(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A client that subscribes to what it publishes receives it; the two handshakes do not disturb each other."""
+    """A client that subscribes to its own topic receives its messages; the two handshakes do not interfere."""
     client = connect(version)
     client.subscribe(name, qos=2)
     client.publish(name, b"mine", qos=qos)
@@ -65,7 +65,7 @@ def test_a_client_receives_its_own(connect: Connect, version: int, name: str, qo
 
 @pytest.mark.mqtt("5:3.3.1-3", "311:3.3.1-3")
 def test_dup_is_not_passed_on(connect: Connect, version: int, name: str) -> None:
-    """The DUP flag of the publisher does not reach the subscriber."""
+    """The DUP flag of the publisher is not forwarded to the subscriber."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=2)
     for qos in (1, 2):
@@ -89,7 +89,7 @@ def test_qos_2_repeated_before_pubrel(connect: Connect, version: int, name: str)
 
 @pytest.mark.mqtt("5:4.3.3-11", "5:4.3.3-12", "311:4.3.3-2")
 def test_qos_2_identifier_is_free_after_pubcomp(connect: Connect, version: int, name: str) -> None:
-    """The same Packet Identifier after PUBCOMP is a new message."""
+    """A PUBLISH that reuses a Packet Identifier after PUBCOMP is a new message."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=2)
     for payload in (b"first", b"second"):
@@ -102,7 +102,7 @@ def test_qos_2_identifier_is_free_after_pubcomp(connect: Connect, version: int, 
 
 @pytest.mark.mqtt("5:4.3.2-4", "5:4.3.2-5", "311:4.3.2-2")
 def test_qos_1_identifier_is_free_after_puback(connect: Connect, version: int, name: str) -> None:
-    """The same Packet Identifier after PUBACK is a new message, whatever its DUP flag says."""
+    """A PUBLISH that reuses a Packet Identifier after PUBACK is a new message, whatever its DUP flag."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     for dup in (False, True):
@@ -113,7 +113,7 @@ def test_qos_1_identifier_is_free_after_puback(connect: Connect, version: int, n
 
 @pytest.mark.mqtt("5:3.7.2-1", "5:4.3.3-11", "311:4.3.3-2")
 def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> None:
-    """A PUBREL that nothing precedes is answered by PUBCOMP, in v5 with 0x92."""
+    """A PUBREL for an unknown Packet Identifier is answered by PUBCOMP, in v5 with 0x92."""
     client = connect(version)
     client.ack("PUBREL", 77)
     got = client.expect("PUBCOMP", packet_id=77)
@@ -123,7 +123,7 @@ def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> Non
 
 @pytest.mark.mqtt("5:3.6.2-1", "5:4.3.3-4", "311:4.3.3-1")
 def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
-    """A PUBACK or PUBCOMP for nothing does no harm; a PUBREC is answered by PUBREL, so that the client can end."""
+    """PUBACK or PUBCOMP for an unknown identifier is ignored; PUBREC is answered by PUBREL: the client can finish."""
     client = connect(version)
     client.ack("PUBACK", 77)
     client.ack("PUBCOMP", 78)
@@ -135,7 +135,7 @@ def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
 
 @pytest.mark.mqtt("5:4.3.3-4", "5:4.4.0-2")
 def test_pubrec_with_an_error_ends_the_handshake(connect: Connect, name: str) -> None:
-    """A v5 subscriber that answers QoS 2 with an error gets no PUBREL, and the next message."""
+    """A v5 subscriber that answers QoS 2 with an error gets no PUBREL; the next message is delivered."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name, qos=2)
     publisher.publish(name, b"unwanted", qos=2)
@@ -167,7 +167,7 @@ def test_order(connect: Connect, version: int, name: str, qos: int) -> None:
 @pytest.mark.mqtt("5:4.3.2-4", "5:4.3.3-8", "311:4.3.2-2", "311:4.3.3-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_acks_come_in_the_order_of_the_messages(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
-    """Ten messages on ten topics, sent in one segment with odd identifiers, are acknowledged in their order."""
+    """Ten messages on ten topics, sent in one segment with arbitrary identifiers, are acknowledged in their order."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(f"{name}/+", qos=0)
     identifiers = [500, 1, 65535, 2, 40000, 3, 256, 255, 12, 4]
@@ -180,7 +180,7 @@ def test_acks_come_in_the_order_of_the_messages(connect: Connect, version: int, 
 @pytest.mark.mqtt("5:3.3.4-1", "5:3.4.2-1", "5:3.5.2-1", "311:3.3.4-1")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
-    """A message that nobody wants is acknowledged; v5 may say so with 0x10."""
+    """A message without subscribers is acknowledged; v5 may say so with 0x10."""
     publisher = connect(version)
     publisher.send(wire.publish(version, name, b"x", qos=qos, packet_id=5))
     assert publisher.expect(kind, packet_id=5).reason in (0, 0x10)
@@ -188,7 +188,7 @@ def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, 
 
 @pytest.mark.mqtt("5:2.2.1-4", "5:4.3.2-1", "5:4.3.3-1", "311:2.3.1-4", "311:4.3.2-1", "311:4.3.3-1")
 def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) -> None:
-    """A session is sent the identifiers 1, 2, 3, ... whatever the QoS of the messages and whoever published them."""
+    """A session is sent the identifiers 1, 2, 3, ... whatever the QoS and the publisher of the messages."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     for number in range(1, 8):
@@ -198,7 +198,7 @@ def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) 
 
 @pytest.mark.mqtt("5:2.2.1-4", "311:2.3.1-4")
 def test_identifiers_go_on_after_an_ack(connect: Connect, version: int, name: str) -> None:
-    """An acknowledged identifier is not taken again at once: the next message has the next one."""
+    """An acknowledged identifier is not reused at once: the next message has the next one."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     for number in range(1, 5):
@@ -208,7 +208,7 @@ def test_identifiers_go_on_after_an_ack(connect: Connect, version: int, name: st
 
 @pytest.mark.mqtt("5:2.2.1-5", "311:2.3.1-6")
 def test_identifiers_of_both_directions_are_apart(connect: Connect, version: int, name: str) -> None:
-    """A client sends and receives a QoS 2 message under the same identifier, step by step crossed; both end well."""
+    """A client sends and receives QoS 2 messages with the same identifier, in interleaved steps; both complete."""
     client, other = connect(version), connect(version)
     client.subscribe(f"{name}/in", qos=2)
     other.subscribe(f"{name}/out", qos=2)
@@ -229,7 +229,7 @@ def test_identifiers_of_both_directions_are_apart(connect: Connect, version: int
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 65535, 65536, 300000])
 def test_payload_sizes(connect: Connect, version: int, name: str, size: int, qos: int) -> None:
-    """Payloads of every size, around the borders of the length field, arrive unchanged."""
+    """Payloads of all sizes, around the boundaries of the length field, arrive unchanged."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=2)
     payload = bytes(range(256)) * (size // 256) + bytes(range(size % 256))
@@ -240,7 +240,7 @@ def test_payload_sizes(connect: Connect, version: int, name: str, size: int, qos
 @pytest.mark.mqtt("5:3.3.2-4", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18", "5:3.3.2-20")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_properties_arrive_unaltered(connect: Connect, name: str, qos: int) -> None:
-    """Every property of a message reaches the subscriber as it was, User Properties in their order."""
+    """Every property of a message reaches the subscriber unchanged, User Properties in their order."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name, qos=2)
     properties = {
@@ -258,7 +258,7 @@ def test_properties_arrive_unaltered(connect: Connect, name: str, qos: int) -> N
 
 @pytest.mark.mqtt("311:4.5.0-1")
 def test_properties_do_not_reach_v3(connect: Connect, name: str) -> None:
-    """A v3.1.1 subscriber gets the payload alone."""
+    """A v3.1.1 subscriber gets the payload without properties."""
     subscriber, publisher = connect(4), connect(5)
     subscriber.subscribe(name, qos=1)
     publisher.publish(name, b"body", qos=1, properties={"content_type": "x", "user_property": [("a", "b")]})
@@ -267,7 +267,7 @@ def test_properties_do_not_reach_v3(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:2.2.2-1")
 def test_v3_message_has_no_properties_in_v5(connect: Connect, name: str) -> None:
-    """What a v3.1.1 client published comes to a v5 client with empty properties."""
+    """A message published by a v3.1.1 client reaches a v5 client with empty properties."""
     subscriber, publisher = connect(5), connect(4)
     subscriber.subscribe(name, qos=1)
     publisher.publish(name, b"body", qos=1)
@@ -308,7 +308,7 @@ def test_fan_in(connect: Connect, version: int, name: str) -> None:
 @pytest.mark.mqtt("5:4.5.0-1", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_thousand_messages_in_one_segment(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A thousand small packets that arrive together are all handled."""
+    """A thousand small packets that arrive together are all processed."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=0)
     window = min(1000, publisher.connack.properties.get("receive_maximum", 1000)) if qos else 1000
@@ -326,7 +326,7 @@ def test_a_thousand_messages_in_one_segment(connect: Connect, version: int, name
 @pytest.mark.parametrize(("qos", "kind"), [(0, ""), (1, "PUBACK"), (2, "PUBREC")])
 @pytest.mark.mosquitto_differs("delivers it")
 def test_publishing_to_sys_is_refused(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
-    """Nobody but the broker publishes below $SYS: v5 is told 0x87, v3 is acknowledged as if it had been published."""
+    """Clients may not publish below $SYS: v5 gets 0x87, v3 is acknowledged as if the message had been published."""
     watcher, publisher = connect(version), connect(version)
     watcher.subscribe(f"$SYS/{name}/#", qos=2)
     publisher.send(wire.publish(version, f"$SYS/{name}/x", b"no", qos=qos, packet_id=9))
@@ -341,7 +341,7 @@ def test_publishing_to_sys_is_refused(connect: Connect, version: int, name: str,
 @pytest.mark.mqtt("5:4.3.3-9")
 @pytest.mark.mosquitto_differs("takes it")
 def test_an_identifier_is_free_after_an_error(connect: Connect, name: str) -> None:
-    """After PUBREC with an error the same Packet Identifier is a new message."""
+    """A PUBLISH that reuses its Packet Identifier after a PUBREC with an error is a new message."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name, qos=2)
     publisher.send(wire.publish(5, f"$SYS/{name}", b"no", qos=2, packet_id=9))
@@ -358,7 +358,7 @@ def test_an_identifier_is_free_after_an_error(connect: Connect, name: str) -> No
 @pytest.mark.parametrize("wanted", [0, 1])
 @pytest.mark.mosquitto_differs("has no bound for levels")
 def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
-    """With Request Problem Information 0 no answer but CONNACK and DISCONNECT has a Reason String or User Property."""
+    """With Request Problem Information 0 only CONNACK and DISCONNECT may have a Reason String or User Property."""
     client = connect(5, properties={"request_problem_information": wanted})
     client.send(
         wire.publish(5, f"$SYS/{name}", b"no", qos=1, packet_id=1),
@@ -379,7 +379,7 @@ def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
 @pytest.mark.mqtt("5:3.14.2-3", "5:3.14.2-4")
 @pytest.mark.mosquitto_differs("has no bound for levels")
 def test_no_answer_is_larger_than_the_client_takes(connect: Connect, name: str) -> None:
-    """To a client that takes packets of 64 bytes (CONNACK needs some) every refusal is short enough."""
+    """For a client with Maximum Packet Size 64 (CONNACK needs some) every refusal is small enough."""
     maximum = 64
     client = connect(5, properties={"maximum_packet_size": maximum})
     client.send(

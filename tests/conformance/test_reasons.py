@@ -1,4 +1,4 @@
-"""Reason Codes and Reason Strings: who is told what, how much of it fits, and who does not want to know."""
+"""Reason Codes and Reason Strings: when they are sent, when they fit, and when the client does not want them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ of_mqttd = pytest.mark.skipif(KIND != "mqttd", reason="the standard does not dem
 
 
 def refused_publish(client: Client, topic: str, qos: int = 1) -> Packet:
-    """The answer to a PUBLISH that is refused."""
+    """Return the answer to a PUBLISH that is refused."""
     client.send(wire.publish(client.version, topic, b"x", qos=qos, packet_id=9))
     return client.expect("PUBACK" if qos == 1 else "PUBREC", packet_id=9)
 
@@ -31,7 +31,7 @@ def refused_publish(client: Client, topic: str, qos: int = 1) -> Packet:
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("topic", ["$SYS", "$SYS/broker/uptime"])
 def test_the_servers_own_topics(connect: Connect, name: str, topic: str, qos: int) -> None:
-    """A client may not publish to $SYS: PUBACK or PUBREC 0x87 with a reason; connection and identifier go on."""
+    """A client may not publish to $SYS: PUBACK or PUBREC 0x87 with a reason; connection and identifier stay usable."""
     watching, client = connect(5), connect(5)
     watching.subscribe(topic)
     got = refused_publish(client, topic, qos)
@@ -48,7 +48,7 @@ def test_the_servers_own_topics(connect: Connect, name: str, topic: str, qos: in
 @pytest.mark.mqtt("311:3.3.5-2")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_v3_is_acknowledged_and_nothing_is_published(connect: Connect, name: str, qos: int) -> None:
-    """A v3 client that may not publish cannot be told: it gets its ordinary acknowledgements."""
+    """A v3 client that may not publish gets ordinary acknowledgements, which have no reason; nothing is published."""
     topic = f"$SYS/{name}"
     watching, client = connect(4), connect(4)
     watching.subscribe(topic)
@@ -71,7 +71,7 @@ def test_a_will_for_the_servers_own_topics(open_connection: OpenConnection, any_
 @pytest.mark.mqtt("311:3.1.3-9")
 @pytest.mark.parametrize("clean", [False, True])
 def test_v31_needs_a_client_id(open_connection: OpenConnection, clean: bool) -> None:
-    """MQTT 3.1 has no empty client ids: return code 2, whatever clean session says."""
+    """MQTT 3.1 does not allow empty client ids: return code 2, whatever the clean session flag."""
     client = open_connection(3)
     client.send(wire.connect(3, "", clean=clean))
     client.expect("CONNACK", reason=V3_IDENTIFIER)
@@ -81,7 +81,7 @@ def test_v31_needs_a_client_id(open_connection: OpenConnection, clean: bool) -> 
 @of_mqttd
 @pytest.mark.mqtt("5:3.8.4-7")
 def test_every_refusal_of_a_filter_has_a_reason(connect: Connect, name: str) -> None:
-    """SUBACK has a code for each filter, and says what is wrong with the first bad one."""
+    """SUBACK has a code for each filter; its Reason String explains the first refused filter."""
     client = connect(5)
     client.send(wire.subscribe(5, 1, (name, 1), (DEEP, 0), (f"$share/g/{DEEP}", 0)))
     got = client.expect("SUBACK", packet_id=1, codes=(1, TOPIC_FILTER_INVALID, TOPIC_FILTER_INVALID))
@@ -91,7 +91,7 @@ def test_every_refusal_of_a_filter_has_a_reason(connect: Connect, name: str) -> 
 @of_mqttd
 @pytest.mark.mqtt("5:4.13.2-1")
 def test_disconnect_says_why(connect: Connect, open_connection: OpenConnection, name: str) -> None:
-    """DISCONNECT and a refusing CONNACK carry a Reason String; of a malformed filter it says which and how."""
+    """DISCONNECT and a refusing CONNACK carry a Reason String; for a malformed filter it says which and how."""
     for bad, how in (("", "empty"), ("a/#/b", "wildcard"), ("$share/g", "ShareName")):
         for packet in (wire.subscribe(5, 1, (name, 0), (bad, 0)), wire.unsubscribe(5, 1, name, bad)):
             client = connect(5)
@@ -110,7 +110,7 @@ def test_disconnect_says_why(connect: Connect, open_connection: OpenConnection, 
 @of_mqttd
 @pytest.mark.mqtt("5:3.1.2-29")
 def test_no_reasons_for_who_does_not_want_them(connect: Connect, name: str) -> None:
-    """With Request Problem Information 0 there is no Reason String in PUBACK, PUBREC, SUBACK and UNSUBACK."""
+    """With Request Problem Information 0 PUBACK, PUBREC, SUBACK and UNSUBACK have no Reason String."""
     client = connect(5, properties=QUIET)
     for qos in (1, 2):
         assert refused_publish(client, "$SYS/x", qos).properties == {}
@@ -125,7 +125,7 @@ def test_no_reasons_for_who_does_not_want_them(connect: Connect, name: str) -> N
 @of_mqttd
 @pytest.mark.mqtt("5:3.4.2-2", "5:3.5.2-2", "5:3.9.2-1", "5:3.11.2-1", "5:3.14.2-3")
 def test_reasons_that_do_not_fit(connect: Connect) -> None:
-    """A Reason String that would make a packet larger than the client takes is left out, the code stays."""
+    """A Reason String that would make a packet exceed the client's Maximum Packet Size is left out; the code stays."""
     client = connect(5, properties={"maximum_packet_size": 22})
     for qos in (1, 2):
         got = refused_publish(client, "$SYS/x", qos)
@@ -141,7 +141,7 @@ def test_reasons_that_do_not_fit(connect: Connect) -> None:
 @pytest.mark.mqtt("5:3.1.2-24", "5:3.2.2-19")
 @pytest.mark.parametrize("size", [1, 4, 5, 10, 20])
 def test_a_connack_that_does_not_fit(open_connection: OpenConnection, name: str, size: int) -> None:
-    """A client that takes not even its CONNACK is refused in as many bytes as it does take, or in none."""
+    """A client whose Maximum Packet Size is too small for CONNACK is refused within that size, or without a packet."""
     client = open_connection(5)
     client.send(wire.connect(5, name, properties={"maximum_packet_size": size}))
     if size < 5:
@@ -160,7 +160,7 @@ def test_a_connack_that_does_not_fit(open_connection: OpenConnection, name: str,
 @of_mqttd
 @pytest.mark.mqtt("5:3.1.2-24")
 def test_a_suback_that_does_not_fit(connect: Connect, name: str) -> None:
-    """A SUBSCRIBE whose answer is larger than the client takes ends the connection: it cannot be told."""
+    """A SUBSCRIBE whose answer exceeds the client's Maximum Packet Size ends the connection: it cannot be answered."""
     client = connect(5, properties={"maximum_packet_size": 40})
     client.send(wire.subscribe(5, 1, *[(f"{name}/{number}", 0) for number in range(30)]))
     client.expect("SUBACK", codes=(0,) * 30)
@@ -174,7 +174,7 @@ def test_a_suback_that_does_not_fit(connect: Connect, name: str) -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("kind", ["plain", "shared", "wildcard"])
 def test_no_matching_subscribers(connect: Connect, name: str, kind: str, qos: int) -> None:
-    """0x10 says that nobody on any worker subscribes; as soon as somebody does, wherever, it is 0x00."""
+    """0x10 says that no worker has a subscriber; once any worker has one, the code is 0x00."""
     topic_filter = {"plain": name, "shared": f"$share/g/{name}", "wildcard": f"{name}/#"}[kind]
     publishers = [connect(5) for _ in range(4)]
     for publisher in publishers:
@@ -185,7 +185,7 @@ def test_no_matching_subscribers(connect: Connect, name: str, kind: str, qos: in
         assert publisher.publish(name, b"x", qos=qos) == 0
         subscriber.receive(name, b"x")
     subscriber.unsubscribe(topic_filter)
-    # siblings hear of it a little later, and no UNSUBACK waits for them
+    # siblings are notified a little later, and no UNSUBACK waits for them
     wait_until(
         lambda: all(each.publish(name, b"x", qos=qos) == NO_MATCHING_SUBSCRIBERS for each in publishers), 60, "0x10"
     )
@@ -194,7 +194,7 @@ def test_no_matching_subscribers(connect: Connect, name: str, kind: str, qos: in
 @of_mqttd
 @pytest.mark.mqtt("5:3.4.2-1")
 def test_an_offline_session_matches(connect: Connect, name: str) -> None:
-    """A session that waits for its client is a subscriber: no 0x10."""
+    """An offline session is a subscriber: no 0x10."""
     subscriber = connect(5, name, properties={"session_expiry_interval": 60})
     subscriber.subscribe(name, qos=1)
     subscriber.disconnect()
@@ -205,7 +205,7 @@ def test_an_offline_session_matches(connect: Connect, name: str) -> None:
 @of_mqttd
 @pytest.mark.mqtt("5:3.4.2-1")
 def test_a_retained_message_without_subscribers(connect: Connect, name: str) -> None:
-    """A retained message that nobody waits for is kept, and acknowledged with 0x10 all the same."""
+    """A retained message without subscribers is stored, and still acknowledged with 0x10."""
     for number in range(4):
         topic = f"{name}/{number}"
         assert connect(5).publish(topic, b"kept", qos=1, retain=True) == NO_MATCHING_SUBSCRIBERS

@@ -1,4 +1,4 @@
-"""What was not acknowledged when a connection broke: it comes again on the next one, with DUP, in order, and once."""
+"""Messages unacknowledged when a connection broke: sent again on the next one, with DUP, in order, and once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def durable(version: int) -> dict[str, Any]:
 
 
 def unacknowledged(connect: Connect, version: int, name: str, qos: int, count: int = 1) -> Client:
-    """A subscriber named ``name`` that was sent ``count`` messages and answered none."""
+    """Return a subscriber named ``name`` that was sent ``count`` messages and acknowledged none."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe(name, qos=qos)
     publisher = connect(version)
@@ -42,20 +42,20 @@ def test_unacknowledged_publish_comes_again(connect: Connect, version: int, name
 @pytest.mark.mqtt("5:4.4.0-1", "5:4.6.0-5", "311:4.6.0-1", "311:4.6.0-6")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_redelivery_keeps_the_order(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Five unacknowledged messages come again in their order; what was published meanwhile follows."""
+    """Five unacknowledged messages are sent again in their order; messages published meanwhile follow."""
     unacknowledged(connect, version, name, qos, count=5).close()
     connect(version).publish(name, b"new", qos=qos)
     again = connect(version, name, **durable(version))
     got = [again.expect("PUBLISH") for _ in range(6)]
     assert [each.packet_id for each in got] == [1, 2, 3, 4, 5, 6]
-    # the last may have been sent before the broker knew of the end
+    # the last one may have been sent before the broker noticed the end
     assert [each.dup for each in got[:5]] == [True] * 5
     assert [each.payload for each in got] == [b"0", b"1", b"2", b"3", b"4", b"new"]
 
 
 @pytest.mark.mqtt("5:4.3.3-4", "5:4.3.3-5", "5:4.3.3-6", "5:4.4.0-1", "311:4.3.3-1", "311:4.4.0-1")
 def test_pubrel_comes_again_instead_of_publish(connect: Connect, version: int, name: str) -> None:
-    """After PUBREC the PUBREL is repeated on the next connection, never the PUBLISH."""
+    """After PUBREC the PUBREL is sent again on the next connection, never the PUBLISH."""
     subscriber = unacknowledged(connect, version, name, 2)
     subscriber.ack("PUBREC", 1)
     subscriber.expect("PUBREL", packet_id=1)
@@ -71,7 +71,7 @@ def test_pubrel_comes_again_instead_of_publish(connect: Connect, version: int, n
 @pytest.mark.mqtt("5:4.4.0-1", "311:4.3.2-1", "311:4.3.3-1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_no_redelivery_while_connected(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A connected client is not sent a message again, however long it does not answer."""
+    """A message is not sent again while its client stays connected, however long it does not answer."""
     subscriber = unacknowledged(connect, version, name, qos)
     for _ in range(5):
         subscriber.expect_silence()
@@ -82,7 +82,7 @@ def test_no_redelivery_while_connected(connect: Connect, version: int, name: str
 
 @pytest.mark.mqtt("5:4.3.2-3", "311:4.3.2-1")
 def test_only_what_is_unacknowledged(connect: Connect, version: int, name: str) -> None:
-    """Of five messages the second and the fourth are acknowledged; the other three come again."""
+    """Of five messages the second and the fourth are acknowledged; only the other three are sent again."""
     subscriber = unacknowledged(connect, version, name, 1, count=5)
     subscriber.ack("PUBACK", 2)
     subscriber.ack("PUBACK", 4)
@@ -96,7 +96,7 @@ def test_only_what_is_unacknowledged(connect: Connect, version: int, name: str) 
 @pytest.mark.mqtt("5:4.4.0-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_an_error_counts_as_acknowledged(connect: Connect, name: str, qos: int, kind: str) -> None:
-    """A v5 subscriber that refused a message by reason code is not sent it again."""
+    """A message that a v5 subscriber refused by reason code is not sent again."""
     subscriber = unacknowledged(connect, 5, name, qos)
     subscriber.ack(kind, 1, reason=0x97)
     subscriber.expect_silence()
@@ -106,7 +106,7 @@ def test_an_error_counts_as_acknowledged(connect: Connect, name: str, qos: int, 
 
 @pytest.mark.mqtt("5:4.3.3-10", "311:4.3.3-2")
 def test_publisher_repeats_qos_2_after_reconnection(connect: Connect, version: int, name: str) -> None:
-    """A publisher loses its connection after PUBREC and repeats the PUBLISH with DUP: it is delivered once."""
+    """A publisher that loses its connection after PUBREC and repeats the PUBLISH with DUP has it delivered once."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     publisher = connect(version, name, **durable(version))
@@ -126,8 +126,8 @@ def test_publisher_repeats_qos_2_after_reconnection(connect: Connect, version: i
 @pytest.mark.mqtt("5:4.3.3-10", "5:4.3.3-11", "311:4.3.3-2")
 @pytest.mark.parametrize("topic", ["{}/other", "$SYS/refused", "{}" + "/x" * 300], ids=["other", "refused", "long"])
 def test_an_identifier_in_use_is_no_new_message(connect: Connect, version: int, name: str, topic: str) -> None:
-    """A PUBLISH with the identifier of one without PUBREL is that one again, whatever is in it, even what would be
-    refused: PUBREC as before. A refusal would free an identifier that the broker still takes for used.
+    """A PUBLISH with the identifier of one without PUBREL is a repetition, whatever its content, even content that
+    would be refused: PUBREC as before. A refusal would free an identifier that the broker still considers in use.
     """
     subscriber = connect(version)
     subscriber.subscribe(f"{name}/#", qos=2)
@@ -149,7 +149,7 @@ def test_an_identifier_in_use_is_no_new_message(connect: Connect, version: int, 
 
 @pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
 def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: int, name: str) -> None:
-    """A publisher loses its connection after PUBREC and goes on with PUBREL: PUBCOMP, and one delivery."""
+    """A publisher that loses its connection after PUBREC continues with PUBREL: it gets PUBCOMP, and one delivery."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     publisher = connect(version, name, **durable(version))
@@ -165,7 +165,7 @@ def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: 
 
 @pytest.mark.mqtt("5:3.1.2-4", "311:3.1.2-6")
 def test_a_new_session_forgets_the_identifiers(connect: Connect, version: int, name: str) -> None:
-    """A QoS 2 identifier of a session that was discarded means nothing in the next one: it is a new message."""
+    """A QoS 2 identifier of a discarded session is unknown in the next one: its PUBLISH is a new message."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     publisher = connect(version, name, **durable(version))
@@ -187,7 +187,7 @@ def test_a_new_session_forgets_the_identifiers(connect: Connect, version: int, n
 @pytest.mark.mqtt("5:3.1.2-4", "311:3.1.2-6")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_clean_start_forgets_what_was_unacknowledged(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A client that comes back with clean start is not sent the messages of its former session."""
+    """A client that reconnects with clean start is not sent the messages of its former session."""
     unacknowledged(connect, version, name, qos).close()
     connect(version, name, clean=True).expect_silence()
 

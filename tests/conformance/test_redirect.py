@@ -1,4 +1,4 @@
-"""Server redirection, and what is said to those for whom there is no room."""
+"""Server redirection, and refusal of clients beyond connections_max."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ELSEWHERE = "mqtt-2.example.org:1883 mqtt-3.example.org"
 
 @pytest.fixture
 def broker(workers: int, request: pytest.FixtureRequest, configured: Callable[..., BrokerProcess]) -> BrokerProcess:
-    """One that sends everybody elsewhere, for good or for now."""
+    """A broker that redirects every client, temporarily or permanently."""
     permanent = str(getattr(request, "param", False)).lower()
     return configured(workers, {"PROTOCOL__REDIRECT": ELSEWHERE, "PROTOCOL__REDIRECT_PERMANENT": permanent})
 
 
 @pytest.fixture
 def client_of() -> Iterator[Callable[..., Client]]:
-    """``client_of(broker, version)``: a connection to a broker of the scenario's own."""
+    """``client_of(broker, version)``: a connection to a broker that the scenario started."""
     opened: list[Client] = []
 
     def open_one(running: BrokerProcess, version: int = 5) -> Client:
@@ -56,14 +56,14 @@ def expect_redirected(client: Client, reason: int, size: int = 0) -> None:
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-5")
 @pytest.mark.parametrize("size", [0, 60, 10])
 def test_use_another_server(open_connection: OpenConnection, any_version: int, size: int) -> None:
-    """CONNACK 0x9C with a Server Reference as far as the client takes so much, v3 return code 3; then closed."""
+    """CONNACK 0x9C (v3: 3) closes the connection; it has a Server Reference if Maximum Packet Size allows."""
     expect_redirected(open_connection(any_version), USE_ANOTHER_SERVER, size if any_version == 5 else 0)
 
 
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-5")
 @pytest.mark.parametrize("broker", [True], indirect=True, ids=["permanent"])
 def test_server_moved(open_connection: OpenConnection, any_version: int) -> None:
-    """The same for good: 0x9D."""
+    """Permanent redirection: CONNACK 0x9D, otherwise the same."""
     expect_redirected(open_connection(any_version), SERVER_MOVED)
 
 
@@ -71,7 +71,7 @@ def test_server_moved(open_connection: OpenConnection, any_version: int) -> None
 def test_redirection_begins_and_ends_with_a_reload(
     workers: int, own_broker: Callable[..., BrokerProcess], client_of: Callable[..., Client], tmp_path: Path
 ) -> None:
-    """Who is there stays, who comes goes elsewhere; when the broker stops, the rest is told where to as well."""
+    """Connected clients stay, new ones are redirected; when the broker stops, the rest get a Server Reference."""
     config = tmp_path / "mqttd.toml"
     config.write_text("")
     running = own_broker(workers, ["--config", str(config), "--log-format", "json"])
@@ -99,7 +99,7 @@ def test_redirection_begins_and_ends_with_a_reload(
 
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-5")
 def test_no_room(workers: int, own_broker: Callable[..., BrokerProcess], client_of: Callable[..., Client]) -> None:
-    """Beyond connections_max a CONNECT is answered by 0x97 (v3: 3), a take-over is not, and who leaves makes room."""
+    """Beyond connections_max a CONNECT gets 0x97 (v3: 3), a take-over succeeds, and a client that leaves makes room."""
     running = own_broker(workers, environment={"MQTTD_LIMITS__CONNECTIONS_MAX": str(3 * workers)})
     accepted: dict[str, Client] = {}
     refused: list[str] = []

@@ -14,7 +14,7 @@ from tests.wire import Connect
 @pytest.mark.parametrize("granted", [0, 1, 2])
 @pytest.mark.parametrize("published", [0, 1, 2])
 def test_a_new_subscription_gets_it(connect: Connect, version: int, name: str, published: int, granted: int) -> None:
-    """A retained message comes to a later subscriber with RETAIN set, at the lower QoS; SUBACK comes first."""
+    """A later subscription gets a retained message with RETAIN set, at the lower QoS, after SUBACK."""
     publisher, subscriber = connect(version), connect(version)
     publisher.publish(name, b"kept", qos=published, retain=True)
     publisher.expect_silence()
@@ -27,7 +27,7 @@ def test_a_new_subscription_gets_it(connect: Connect, version: int, name: str, p
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-6", "311:3.3.1-7")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_the_last_one_counts(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Of three retained messages on a topic a later subscriber gets the last one only."""
+    """Of three retained messages on a topic a later subscriber gets only the last one."""
     publisher, subscriber = connect(version), connect(version)
     for payload in (b"first", b"second", b"third"):
         publisher.publish(name, payload, qos=qos, retain=True)
@@ -40,7 +40,7 @@ def test_the_last_one_counts(connect: Connect, version: int, name: str, qos: int
 @pytest.mark.mqtt("5:3.3.1-6", "5:3.3.1-7", "311:3.3.1-10", "311:3.3.1-11")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_an_empty_payload_clears(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A retained message with an empty payload reaches who is subscribed, and leaves nothing for who comes later."""
+    """A retained message with an empty payload reaches current subscribers and removes the retained message."""
     publisher, early, late = connect(version), connect(version), connect(version)
     publisher.publish(name, b"kept", qos=1, retain=True)
     early.subscribe(name)
@@ -64,7 +64,7 @@ def test_other_messages_leave_it_alone(connect: Connect, version: int, name: str
 
 @pytest.mark.mqtt("5:3.3.1-8", "311:3.3.1-12")
 def test_nothing_is_retained_without_the_flag(connect: Connect, version: int, name: str) -> None:
-    """A message without RETAIN is not there for who subscribes later."""
+    """A message without RETAIN is not stored for later subscribers."""
     publisher, subscriber = connect(version), connect(version)
     publisher.publish(name, b"gone", qos=1)
     subscriber.subscribe(name)
@@ -74,7 +74,7 @@ def test_nothing_is_retained_without_the_flag(connect: Connect, version: int, na
 @pytest.mark.mqtt("5:3.3.1-12", "311:3.3.1-9")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_an_established_subscription_sees_no_flag(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Who is subscribed already gets a retained message with RETAIN clear."""
+    """An established subscription gets a retained message with RETAIN clear."""
     publisher, subscriber = connect(version), connect(version)
     subscriber.subscribe(name, qos=2)
     publisher.publish(name, b"kept", qos=qos, retain=True)
@@ -83,7 +83,7 @@ def test_an_established_subscription_sees_no_flag(connect: Connect, version: int
 
 @pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4", "311:3.8.4-3")
 def test_every_subscribe_brings_it_again(connect: Connect, version: int, name: str) -> None:
-    """Subscribing to the same filter again brings the retained message again."""
+    """Subscribing again to the same filter sends the retained message again."""
     connect(version).publish(name, b"kept", qos=1, retain=True)
     subscriber = connect(version)
     for qos in (0, 1, 0):
@@ -94,7 +94,7 @@ def test_every_subscribe_brings_it_again(connect: Connect, version: int, name: s
 @pytest.mark.mqtt("5:3.3.1-9", "311:3.3.1-6")
 @pytest.mark.parametrize("pattern", ["N/#", "N/+/value", "+/+/value"])
 def test_a_wildcard_finds_them_all(connect: Connect, version: int, name: str, pattern: str) -> None:
-    """Forty retained messages, wherever they are kept, all come to one wildcard subscription, each once."""
+    """Forty retained messages, on whichever workers they are kept, all reach one wildcard subscription, each once."""
     publisher, subscriber = connect(version), connect(version)
     topics = {f"{name}/{number}/value" for number in range(40)}
     for topic in topics:
@@ -113,7 +113,7 @@ def test_a_wildcard_finds_them_all(connect: Connect, version: int, name: str, pa
 
 @pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-9", "311:3.3.1-5", "311:3.3.1-6")
 def test_every_client_finds_it(connect: Connect, version: int, name: str) -> None:
-    """Twelve clients, on whichever workers, find the retained message as soon as its PUBACK has come."""
+    """Twelve clients, on any workers, find the retained message as soon as its PUBACK has arrived."""
     connect(version).publish(name, b"kept", qos=1, retain=True)
     for _ in range(12):
         subscriber = connect(version)
@@ -123,7 +123,7 @@ def test_every_client_finds_it(connect: Connect, version: int, name: str) -> Non
 
 @pytest.mark.mqtt("5:4.7.2-1", "311:4.7.2-1")
 def test_wildcards_do_not_find_dollar_topics(connect: Connect, version: int, name: str) -> None:
-    """Retained messages of $-topics are not found by +/..., but by their own prefix."""
+    """Retained messages of $-topics do not match +/..., only filters with their own prefix."""
     publisher, subscriber = connect(version), connect(version)
     publisher.publish(f"${name}/{name}", b"kept", qos=1, retain=True)
     subscriber.subscribe(f"+/{name}")
@@ -134,7 +134,7 @@ def test_wildcards_do_not_find_dollar_topics(connect: Connect, version: int, nam
 
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.1.2-7")
 def test_it_outlives_its_publisher(connect: Connect, version: int, name: str) -> None:
-    """The retained message stays when the session of its publisher has ended."""
+    """The retained message stays after the session of its publisher has ended."""
     publisher = connect(version)
     publisher.publish(name, b"kept", qos=1, retain=True)
     publisher.disconnect()
@@ -162,7 +162,7 @@ def test_it_keeps_its_properties(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.3.1-9", "311:3.3.1-6")
 @pytest.mark.parametrize(("sending", "receiving"), [(3, 5), (5, 3), (4, 5), (5, 4)])
 def test_between_versions(connect: Connect, name: str, sending: int, receiving: int) -> None:
-    """What one version retained another finds."""
+    """A message retained by one version is found by every other."""
     connect(sending).publish(name, b"kept", qos=1, retain=True)
     subscriber = connect(receiving)
     subscriber.subscribe(name, qos=1)
@@ -171,7 +171,7 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
 
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_it_expires(everywhere: Everywhere) -> None:
-    """A retained message is not sent after its Message Expiry Interval; before, with what is left of that."""
+    """A retained message is sent with the rest of its Message Expiry Interval, and not sent once that has passed."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         publisher = connect(5)
@@ -189,7 +189,7 @@ def test_it_expires(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")
 def test_large_retained_message(connect: Connect, version: int, name: str) -> None:
-    """A retained message of 500,000 bytes comes back as it was."""
+    """A retained message of 500,000 bytes is sent unchanged."""
     payload = bytes(range(250)) * 2000
     connect(version).publish(name, payload, qos=1, retain=True)
     subscriber = connect(version)
@@ -199,7 +199,7 @@ def test_large_retained_message(connect: Connect, version: int, name: str) -> No
 
 @pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")
 def test_set_and_clear_in_turn(connect: Connect, version: int, name: str) -> None:
-    """After fifty rounds of setting and clearing, what was done last counts."""
+    """After fifty rounds of setting and clearing, the last operation determines the retained message."""
     publisher = connect(version)
     for number in range(50):
         publisher.publish(name, b"%d" % number, qos=1, retain=True)
@@ -216,7 +216,7 @@ def test_set_and_clear_in_turn(connect: Connect, version: int, name: str) -> Non
 
 @pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4", "311:3.3.1-6", "311:3.8.4-3")
 def test_a_subscribe_after_the_live_message_brings_it_again(connect: Connect, version: int, name: str) -> None:
-    """Thirty clients see a message live, then subscribe once more: it comes again, now as a retained one."""
+    """Thirty clients receive a live message, then subscribe again: they get it again as a retained message."""
     publisher = connect(version)
     for number in range(30):
         topic, subscriber = f"{name}/{number}", connect(version)

@@ -1,4 +1,4 @@
-"""Sessions: Session Present, clean start, expiry, and what waits for a client that is away."""
+"""Sessions: Session Present, clean start, expiry, and messages queued for an offline client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def durable(version: int, seconds: int = 60) -> dict[str, Any]:
     "311:3.2.2-3",
 )
 def test_session_present(connect: Connect, version: int, name: str) -> None:
-    """A client with clean start 0 finds no session at first, and its own one after it was away."""
+    """A client with clean start 0 finds no session at first, and its own session when it reconnects."""
     first = connect(version, name, **durable(version))
     assert not first.connack.session_present
     first.disconnect()
@@ -41,14 +41,14 @@ def test_session_present(connect: Connect, version: int, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-23", "311:3.1.2-4")
 def test_session_outlives_a_broken_connection(connect: Connect, version: int, name: str) -> None:
-    """It makes no difference to a session whether the client said DISCONNECT."""
+    """A session outlives its connection with or without DISCONNECT."""
     connect(version, name, **durable(version)).close()
     assert connect(version, name, **durable(version)).connack.session_present
 
 
 @pytest.mark.mqtt("5:3.1.2-4", "5:3.1.4-4", "5:3.2.2-2", "311:3.1.2-6", "311:3.1.4-3", "311:3.2.2-1")
 def test_clean_start_discards(connect: Connect, version: int, name: str) -> None:
-    """Clean start 1 gets Session Present 0, and the old subscriptions and messages are gone."""
+    """Clean start 1 gets Session Present 0, and the old subscriptions and messages are discarded."""
     old = connect(version, name, **durable(version))
     old.subscribe(name, qos=1)
     old.disconnect()
@@ -77,14 +77,14 @@ def test_v5_session_without_expiry_ends_at_once(connect: Connect, name: str, pro
 
 @pytest.mark.mqtt("5:3.1.2-23")
 def test_v5_clean_start_begins_a_durable_session(connect: Connect, name: str) -> None:
-    """Clean start says what is before, Session Expiry Interval what is after."""
+    """Clean start discards the former session; Session Expiry Interval says how long the new one lasts."""
     connect(5, name, clean=True, properties={"session_expiry_interval": 60}).disconnect()
     assert connect(5, name, clean=False).connack.session_present
 
 
 @pytest.mark.mqtt("5:4.1.0-2")
 def test_a_session_expires(everywhere: Everywhere) -> None:
-    """A session with Session Expiry Interval 1 is there at once after the connection, and gone two seconds later."""
+    """A session with Session Expiry Interval 1 exists right after its connection, and not two seconds later."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         connect(5, name, **durable(5, 1)).disconnect()
@@ -112,14 +112,14 @@ def test_a_connected_session_does_not_expire(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-23")
 def test_a_session_for_ever(connect: Connect, name: str) -> None:
-    """Session Expiry Interval 0xFFFFFFFF is a session that does not end by itself."""
+    """A session with Session Expiry Interval 0xFFFFFFFF does not expire."""
     connect(5, name, **durable(5, FOREVER)).disconnect()
     assert connect(5, name, **durable(5, FOREVER)).connack.session_present
 
 
 @pytest.mark.mqtt("5:4.1.0-2")
 def test_disconnect_may_shorten_the_session(connect: Connect, name: str) -> None:
-    """DISCONNECT with Session Expiry Interval 0 ends a session that was meant to last."""
+    """DISCONNECT with Session Expiry Interval 0 ends a lasting session."""
     connect(5, name, **durable(5)).disconnect(properties={"session_expiry_interval": 0})
     assert not connect(5, name, **durable(5)).connack.session_present
 
@@ -138,7 +138,7 @@ def test_disconnect_may_lengthen_the_session(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:4.13.1-1")
 def test_disconnect_may_not_begin_an_expiry(connect: Connect, name: str) -> None:
-    """A client that connected with Session Expiry Interval 0 may not set another one on DISCONNECT."""
+    """A client that connected with Session Expiry Interval 0 may not set another value on DISCONNECT."""
     client = connect(5, name)
     client.send(wire.disconnect(5, 0, {"session_expiry_interval": 60}))
     client.expect_closed(PROTOCOL_ERROR)
@@ -148,7 +148,7 @@ def test_disconnect_may_not_begin_an_expiry(connect: Connect, name: str) -> None
 @pytest.mark.mqtt("5:3.1.2-5", "5:3.1.3-2", "311:3.1.2-4", "311:3.1.3-2")
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (3, 4)])
 def test_a_session_may_change_its_version(connect: Connect, name: str, before: int, after: int) -> None:
-    """The session belongs to the client id: another version resumes it with its subscriptions."""
+    """A session belongs to the client id: a client of another version resumes it with its subscriptions."""
     first = connect(before, name, **durable(before))
     first.subscribe(name, qos=1)
     first.disconnect()
@@ -162,7 +162,7 @@ def test_a_session_may_change_its_version(connect: Connect, name: str, before: i
 @pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_messages_wait(connect: Connect, version: int, name: str, qos: int) -> None:
-    """What is published at QoS 1 or 2 while a session is away comes when it is back: in order, DUP and RETAIN clear."""
+    """QoS 1 and 2 messages for an offline session are delivered when it reconnects: in order, DUP and RETAIN clear."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe(name, qos=qos)
     subscriber.disconnect()
@@ -177,7 +177,7 @@ def test_messages_wait(connect: Connect, version: int, name: str, qos: int) -> N
 
 @pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5")
 def test_qos_0_does_not_wait(connect: Connect, version: int, name: str) -> None:
-    """Neither a QoS 0 message nor one for a QoS 0 subscription is kept for a session that is away."""
+    """Neither a QoS 0 message nor one for a QoS 0 subscription is queued for an offline session."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe((f"{name}/1", 1), (f"{name}/0", 0))
     subscriber.disconnect()
@@ -192,7 +192,7 @@ def test_qos_0_does_not_wait(connect: Connect, version: int, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.8.4-8", "5:4.5.0-1", "311:3.1.2-5", "311:3.8.4-6")
 def test_messages_wait_at_the_effective_qos(connect: Connect, version: int, name: str) -> None:
-    """A message that waited comes at the lower of the published and the granted QoS."""
+    """A queued message is delivered at the lower of the published and the granted QoS."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe((f"{name}/1", 1), (f"{name}/2", 2))
     subscriber.disconnect()
@@ -207,7 +207,7 @@ def test_messages_wait_at_the_effective_qos(connect: Connect, version: int, name
 
 @pytest.mark.mqtt("5:4.6.0-5", "5:4.6.0-6", "311:4.6.0-5", "311:4.6.0-6")
 def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, name: str) -> None:
-    """Five hundred messages wait; ten more are published once the client is back: all come, in order."""
+    """Five hundred queued messages arrive before ten that are published after the client reconnects, all in order."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe(name, qos=1)
     subscriber.disconnect()
@@ -224,7 +224,7 @@ def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, n
 
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_waiting_messages_expire(everywhere: Everywhere) -> None:
-    """A message whose Message Expiry Interval passes while it waits is not sent; another says what is left of it."""
+    """A queued message whose Message Expiry Interval passes is not sent; another has its remaining interval."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         subscriber = connect(5, name, **durable(5))
@@ -243,7 +243,7 @@ def test_waiting_messages_expire(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-5", "5:4.1.0-1", "311:3.1.2-4", "311:4.1.0-1")
 def test_subscriptions_stay_with_the_session(connect: Connect, version: int, name: str) -> None:
-    """A client that is back gets live messages without subscribing again; UNSUBSCRIBE works on the old subscription."""
+    """A client that reconnects gets live messages without a new SUBSCRIBE; UNSUBSCRIBE ends an old subscription."""
     subscriber = connect(version, name, **durable(version))
     subscriber.subscribe(f"{name}/a", f"{name}/+/c")
     subscriber.disconnect()
@@ -260,7 +260,7 @@ def test_subscriptions_stay_with_the_session(connect: Connect, version: int, nam
 
 @pytest.mark.mqtt("5:3.1.2-5", "5:4.1.0-1", "311:3.1.2-4", "311:4.1.0-1")
 def test_a_session_lives_through_many_connections(connect: Connect, version: int, name: str) -> None:
-    """A client that comes and goes twenty times misses none of the messages that are published in between."""
+    """A client that disconnects and reconnects twenty times misses none of the messages published in between."""
     connect(version, name, **durable(version)).subscribe(name, qos=2)
     publisher = connect(version)
     for number in range(20):
@@ -275,7 +275,7 @@ def test_a_session_lives_through_many_connections(connect: Connect, version: int
 
 @pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5", "311:4.5.0-1")
 def test_messages_wait_for_many_sessions(connect: Connect, version: int, name: str) -> None:
-    """One message waits for twenty sessions, on whichever workers they are at home."""
+    """One message is queued for twenty sessions, on whichever workers their homes are."""
     ids = [f"{name}w{number}" for number in range(20)]
     for client_id in ids:
         client = connect(version, client_id, **durable(version))
@@ -288,7 +288,7 @@ def test_messages_wait_for_many_sessions(connect: Connect, version: int, name: s
 
 @pytest.mark.mqtt("5:3.10.4-2", "311:3.10.4-2")
 def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: str) -> None:
-    """A session that unsubscribes and goes away is not sent what is published then."""
+    """A session that unsubscribes and disconnects is not sent messages published after that."""
     client = connect(version, name, **durable(version))
     client.subscribe(name, qos=1)
     client.unsubscribe(name)
@@ -299,7 +299,7 @@ def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: 
 
 @pytest.mark.mqtt("5:4.1.0-1", "311:4.1.0-1", "311:4.1.0-2")
 def test_a_session_lasts_as_long_as_its_connection(everywhere: Everywhere) -> None:
-    """A client with clean session 1 keeps subscription and unfinished handshake while connected, whoever comes."""
+    """A client with clean session 1 keeps its subscription and unfinished handshake while it is connected."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
         client = connect(version, name, clean=True)

@@ -1,4 +1,4 @@
-"""Shared subscriptions: each message goes to one member of a group, and nothing is lost when members come and go."""
+"""Shared subscriptions: each message goes to one member of a group; no message is lost when members join and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 
 
 def collect(members: list[Client], count: int) -> Counter[bytes]:
-    """Read ``count`` messages, whoever gets them, and acknowledge them; then nobody may have any more."""
+    """Read and acknowledge ``count`` messages, on whichever clients they arrive; then no client may have another."""
     got: Counter[bytes] = Counter()
     by_socket = {member.socket: member for member in members}
     while got.total() < count:
@@ -51,7 +51,7 @@ def group(connect: Connect, version: int, name: str, members: int, qos: int = 1)
 @pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_each_message_goes_to_one_member(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Sixty messages for a group of three: each is delivered exactly once."""
+    """Sixty messages for a group of three members are each delivered exactly once."""
     members = group(connect, version, name, 3, qos)
     publisher = connect(version)
     for number in range(60):
@@ -61,14 +61,14 @@ def test_each_message_goes_to_one_member(connect: Connect, version: int, name: s
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_every_member_gets_some(connect: Connect, name: str) -> None:
-    """Of two hundred messages each of two members gets a share."""
+    """Each of two members gets a share of two hundred messages."""
     members = group(connect, 5, name, 2, qos=0)
     publisher = connect(5)
     for number in range(200):
         publisher.publish(name, b"%d" % number)
     shares: list[int] = []
     for member in members:
-        # whatever the publisher sent has reached the broker after its PINGRESP, and the member before the marker
+        # all messages have reached the broker before its PINGRESP, and the member before the marker
         publisher.expect_silence()
         member.subscribe(f"{name}/marker/{len(shares)}")
         publisher.publish(f"{name}/marker/{len(shares)}", b"marker")
@@ -98,7 +98,7 @@ def test_groups_and_other_subscribers_do_not_share(connect: Connect, version: in
 @pytest.mark.mqtt("5:4.8.2-3")
 @pytest.mark.parametrize("granted", [0, 1, 2])
 def test_the_granted_qos_is_respected(connect: Connect, version: int, name: str, granted: int) -> None:
-    """A member gets messages at the QoS it was granted."""
+    """A member gets messages at most at the QoS that it was granted."""
     (member,) = group(connect, version, name, 1, granted)
     connect(version).publish(name, b"x", qos=2)
     member.receive(name, b"x", qos=granted)
@@ -106,7 +106,7 @@ def test_the_granted_qos_is_respected(connect: Connect, version: int, name: str,
 
 @pytest.mark.mqtt("5:4.8.2-2")
 def test_shared_filters_may_have_wildcards(connect: Connect, version: int, name: str) -> None:
-    """The filter behind the ShareName is a Topic Filter like any other; the topic comes as it was published."""
+    """The filter after the ShareName is a Topic Filter like any other; messages keep the topic of their publication."""
     member, publisher = connect(version), connect(version)
     member.subscribe(f"$share/g/{name}/+/#", qos=1)
     publisher.publish(f"{name}/a", b"1", qos=1)
@@ -130,7 +130,7 @@ def test_one_group_name_for_many_filters(connect: Connect, version: int, name: s
 @pytest.mark.mqtt("5:3.10.4-2")
 @pytest.mark.parametrize("leave", ["unsubscribe", "disconnect", "close"])
 def test_who_leaves_gets_nothing(connect: Connect, version: int, name: str, leave: str) -> None:
-    """After one of two members has left, the other one gets every message."""
+    """After one of two members has left, the other gets every message."""
     leaving, staying = group(connect, version, name, 2)
     publisher = connect(version)
     if leave == "unsubscribe":
@@ -159,7 +159,7 @@ def test_no_retained_messages(connect: Connect, version: int, name: str) -> None
 
 @pytest.mark.mqtt("5:3.3.4-3", "5:3.3.4-5")
 def test_shared_and_plain_of_one_client(connect: Connect, name: str) -> None:
-    """A client that shares a subscription and has a plain one gets the message for both of them."""
+    """A client with a shared and an ordinary subscription that match gets the message for both."""
     client, publisher = connect(5), connect(5)
     client.subscribe(f"$share/g/{name}", qos=1, properties={"subscription_identifier": 1})
     client.subscribe(name, qos=1, properties={"subscription_identifier": 2})
@@ -189,8 +189,8 @@ def test_invalid_shared_filters(connect: Connect, name: str, bad: str) -> None:
 @pytest.mark.parametrize("bad", BAD_SHARES)
 @pytest.mark.mosquitto_differs("takes some of them")
 def test_invalid_shared_filters_before_v5(connect: Connect, name: str, bad: str) -> None:
-    """To 3.1.1 these are filters like others, which are not allowed here: 0x80. Those with a wildcard that is no level
-    are malformed.
+    """For 3.1.1 these are ordinary filters, which are not allowed here: 0x80. Filters with a wildcard that does not
+    fill a level are malformed.
     """
     client = connect(4)
     if "+" in bad or "#" in bad:
@@ -204,7 +204,7 @@ def test_invalid_shared_filters_before_v5(connect: Connect, name: str, bad: str)
 
 @pytest.mark.mqtt("5:4.8.2-6")
 def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str) -> None:
-    """A member refuses a QoS 1 message with 0x80: the other member does not get it."""
+    """A QoS 1 message that a member refuses with 0x80 is not sent to another member."""
     members = group(connect, 5, name, 2)
     publisher = connect(5)
     publisher.publish(name, b"refused", qos=1)
@@ -217,7 +217,7 @@ def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str) -> N
 
 @pytest.mark.mqtt("5:4.8.2-4")
 def test_qos_2_stays_with_its_session(connect: Connect, name: str) -> None:
-    """A member breaks down with a QoS 2 message under way: it, and nobody else, gets it again when it is back."""
+    """A QoS 2 message in flight to a member whose connection breaks is sent again to that member only."""
     keep = {"session_expiry_interval": 60}
     share = f"$share/{name}/{name}"
     member = connect(5, name, properties=keep)
@@ -235,7 +235,7 @@ def test_qos_2_stays_with_its_session(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.5.0-1")
 def test_a_group_waits_for_a_member(connect: Connect, version: int, name: str) -> None:
-    """When the only member with a session is away, the messages of the group wait for it."""
+    """Messages of a group whose only member is an offline session are queued for it."""
     keep = {"clean": False, "properties": {"session_expiry_interval": 60} if version == 5 else {}}
     member = connect(version, name, **keep)
     member.subscribe(f"$share/{name}/{name}", qos=1)
@@ -252,7 +252,7 @@ def test_a_group_waits_for_a_member(connect: Connect, version: int, name: str) -
 @pytest.mark.mqtt("5:4.8.2-5")
 @pytest.mark.parametrize("end", ["expiry 0", "clean start"])
 def test_qos_2_ends_with_its_session(connect: Connect, name: str, end: str) -> None:
-    """A member's session ends with a QoS 2 message under way: no other member gets it, later messages they do get."""
+    """A QoS 2 message in flight when its member's session ends goes to no other member; later messages do."""
     keep = {"session_expiry_interval": 60}
     share = f"$share/{name}/{name}"
     member, publisher = connect(5, name, properties=keep), connect(5)

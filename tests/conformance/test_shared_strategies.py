@@ -1,6 +1,7 @@
-"""Strategies of share groups by configuration, and what becomes of messages whose member leaves, on the wire.
+"""Configured strategies of share groups, and messages whose member leaves, as clients see them.
 
-The broker of these tests has a rule for each strategy: the group `hash_topic-x` is one of hash_topic, and so on.
+The broker of these tests has a rule for each strategy: the group `hash_topic-x` uses hash_topic, and so on.
+
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def join(ruled: dict[tuple[int, str], BrokerProcess], workers: int, store: str, 
 
 
 def collect(members: list[Client], count: int) -> dict[str, dict[bytes, Client]]:
-    """``count`` messages, acknowledged: topic -> payload -> who got it; then there are no more."""
+    """Read and acknowledge ``count`` messages, the only ones; return topic -> payload -> receiving client."""
     got: dict[str, dict[bytes, Client]] = defaultdict(dict)
     by_socket = {member.socket: member for member in members}
     taken = 0
@@ -94,7 +95,7 @@ def collect(members: list[Client], count: int) -> dict[str, dict[bytes, Client]]
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_message_goes_to_one_member(join: Join, name: str, strategy: str, qos: int) -> None:
-    """Four members and three publishers on whatever workers: every message arrives once."""
+    """With four members and three publishers on any workers, every message arrives once."""
     members = [join(share=(strategy, qos)) for _ in range(4)]
     publishers = [join() for _ in range(3)]
     for number in range(60):
@@ -106,7 +107,7 @@ def test_each_message_goes_to_one_member(join: Join, name: str, strategy: str, q
 @pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("strategy", ["round_robin", "least_inflight"])
 def test_everybody_gets_a_part(join: Join, name: str, strategy: str) -> None:
-    """Of 200 messages of one publisher each of four members gets about a fourth."""
+    """Each of four members gets about a fourth of 200 messages of one publisher."""
     members = [join(share=(strategy, 0)) for _ in range(4)]
     publisher = join()
     for number in range(200):
@@ -117,7 +118,7 @@ def test_everybody_gets_a_part(join: Join, name: str, strategy: str) -> None:
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_a_topic_stays_with_its_member(join: Join, name: str) -> None:
-    """hash_topic: each of forty topics goes to one member, whoever publishes; when a member leaves, only its topics
+    """hash_topic: each of forty topics goes to one member, for all publishers; if a member leaves, only its topics
     move.
     """
     members = [join(share=("hash_topic", 1)) for _ in range(4)]
@@ -143,7 +144,7 @@ def test_a_topic_stays_with_its_member(join: Join, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_a_publisher_stays_with_its_member(join: Join, name: str) -> None:
-    """hash_client: all that a client publishes, to any topic, goes to one member."""
+    """hash_client: all messages of a client, on any topic, go to one member."""
     members = [join(share=("hash_client", 1)) for _ in range(4)]
     for number in range(12):
         publisher = join()
@@ -159,8 +160,8 @@ def test_a_publisher_stays_with_its_member(join: Join, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_all_goes_to_one_member_until_it_leaves(join: Join, name: str) -> None:
-    """sticky: one member gets all from everywhere; when it leaves, one of the others does. (Who joined within the same
-    milliseconds on several workers has no order that a client could know.)
+    """sticky: one member gets all messages of all publishers; when it leaves, one of the others does. (Members that
+    join several workers within the same milliseconds have no order that a client could know.)
     """
     members = [join(share=("sticky", 1)) for _ in range(3)]
     publishers = [join() for _ in range(3)]
@@ -176,7 +177,7 @@ def test_all_goes_to_one_member_until_it_leaves(join: Join, name: str) -> None:
 @pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_members_that_are_offline_are_passed_over(join: Join, name: str, strategy: str) -> None:
-    """Two members with lasting sessions go; all of twenty messages reach the third one, none waits for those two."""
+    """Two members with lasting sessions disconnect: all of twenty messages reach the third, none waits for them."""
     keep = {"properties": {"session_expiry_interval": 60}}
     gone = [join(f"{name}gone{number}", share=(strategy, 1), **keep) for number in range(2)]
     stays = join(share=(strategy, 1))
@@ -193,8 +194,8 @@ def test_members_that_are_offline_are_passed_over(join: Join, name: str, strateg
 @pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_waits_for_a_member_that_unsubscribes_goes_to_another(join: Join, name: str, strategy: str) -> None:
-    """One member with Receive Maximum 2 does not acknowledge; another one joins, the first leaves: what was not sent
-    arrives there, in order.
+    """One member with Receive Maximum 2 does not acknowledge; another joins and the first leaves: the messages not yet
+    sent reach the other, in order.
     """
     slow = join(share=(strategy, 1), properties={"receive_maximum": 2})
     publisher = join()
@@ -214,7 +215,7 @@ def test_what_waits_for_a_member_that_unsubscribes_goes_to_another(join: Join, n
 @pytest.mark.mqtt("5:4.8.2-4")
 @pytest.mark.mqtt("5:4.8.2-5")
 def test_qos_2_in_flight_ends_with_its_session(join: Join, name: str) -> None:
-    """A member has a QoS 2 message in flight and one at QoS 1, and its session ends: another one gets the latter."""
+    """When a session with a QoS 2 and a QoS 1 message in flight ends, another member gets only the QoS 1 message."""
     member = join(share=("round_robin", 2))
     publisher = join()
     publisher.publish(f"{name}/x", b"two", qos=2)

@@ -1,4 +1,4 @@
-"""One conversation, cut into segments in every way: what the broker answers does not depend on it."""
+"""One conversation, cut into segments in every way: the broker's answers do not depend on the cuts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.wire import Client, Connect, OpenConnection, Packet, Will
 
 
 def conversation(version: int, name: str) -> bytes:
-    """Every kind of packet a client may send, but for DISCONNECT."""
+    """Return every kind of packet that a client may send, except DISCONNECT."""
     v5 = version == 5
     properties = {"content_type": "c", "topic_alias": 1, "user_property": [("k", "v")]} if v5 else {}
     return b"".join(
@@ -28,7 +28,7 @@ def conversation(version: int, name: str) -> bytes:
 
 
 def answers(client: Client) -> list[Packet]:
-    """What the broker answers to the conversation. PINGRESP, which may overtake an ack that waits, is put last."""
+    """Return the broker's answers to the conversation. PINGRESP, which may overtake an ack that waits, is put last."""
     got = [client.read() for _ in EXPECTED]
     client.disconnect()
     return sorted(got, key=lambda packet: packet.kind == "PINGRESP")
@@ -47,7 +47,7 @@ def test_in_one_segment(open_connection: OpenConnection, any_version: int, name:
 
 @pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """The same conversation, each byte in a segment of its own."""
+    """A conversation with each byte in its own segment gets the same answers."""
     client = open_connection(any_version)
     for byte in conversation(any_version, name):
         client.send(bytes([byte]))
@@ -56,7 +56,7 @@ def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: s
 
 @pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_at_every_split_point(open_connection: OpenConnection, version: int, name: str) -> None:
-    """The same conversation of many clients, each in two segments, cut at another byte."""
+    """The same conversation of many clients, each cut into two segments at another byte, gets the same answers."""
     client = open_connection(version)
     client.send(conversation(version, name))
     expected = answers(client)
@@ -74,7 +74,7 @@ def test_at_every_split_point(open_connection: OpenConnection, version: int, nam
 @pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 @pytest.mark.parametrize("segment", [1000, 65535, 65536, 65537])
 def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: str, segment: int) -> None:
-    """A message of 400,000 bytes arrives whole, however it was cut, and so does the small one behind it."""
+    """A message of 400,000 bytes arrives whole, however it was cut, and so does the small one after it."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     payload = bytes(range(250)) * 1600
@@ -90,7 +90,7 @@ def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: s
 
 @pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_a_packet_that_is_never_finished(connect: Connect, version: int, name: str) -> None:
-    """A client that stops in the middle of a PUBLISH harms nobody; what it began is not published."""
+    """A client that stops in the middle of a PUBLISH affects no other client; its partial message is not published."""
     watcher, client = connect(version), connect(version)
     watcher.subscribe(name)
     client.send(wire.publish(version, name, b"x" * 1000)[:500])

@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE: codes, replacement, overlap, and the promise of the SUBACK."""
+"""SUBSCRIBE and UNSUBSCRIBE: codes, replacement, overlap, and delivery from the SUBACK on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_suback_has_a_code_for_each_filter(connect: Connect, any_version: int, n
 @pytest.mark.mqtt("5:2.2.1-6", "5:3.8.4-2", "5:3.10.4-5", "311:2.3.1-7", "311:3.8.4-2", "311:3.10.4-4")
 @pytest.mark.parametrize("packet_id", [1, 255, 256, 65535])
 def test_suback_has_the_identifier_of_the_subscribe(connect: Connect, version: int, name: str, packet_id: int) -> None:
-    """SUBACK and UNSUBACK carry the identifier of what they answer."""
+    """SUBACK and UNSUBACK carry the Packet Identifier of the packet that they answer."""
     client = connect(version)
     client.send(wire.subscribe(version, packet_id, (name, 0)))
     client.expect("SUBACK", packet_id=packet_id)
@@ -31,7 +31,7 @@ def test_suback_has_the_identifier_of_the_subscribe(connect: Connect, version: i
 
 @pytest.mark.mqtt("5:3.8.4-5", "311:3.8.4-4")
 def test_two_hundred_filters_in_one_subscribe(connect: Connect, version: int, name: str) -> None:
-    """Every filter of a long SUBSCRIBE works."""
+    """Every filter of a SUBSCRIBE with two hundred filters receives messages."""
     client = connect(version)
     assert client.subscribe(*(f"{name}/{number}" for number in range(200)), qos=1) == (1,) * 200
     for number in (0, 57, 199):
@@ -47,9 +47,7 @@ def test_two_hundred_filters_in_one_subscribe(connect: Connect, version: int, na
 def test_an_empty_or_malformed_filter_ends_the_connection(
     connect: Connect, any_version: int, name: str, bad: str, place: str, kind: str
 ) -> None:
-    """0x8F is for filters that are correctly formed: the client of any other is closed, and nothing of the packet is
-    done.
-    """
+    """A malformed filter closes the connection and nothing of the packet is executed: 0x8F is for well-formed ones."""
     keep = {"session_expiry_interval": 60} if any_version == 5 else {}
     client = connect(any_version, name, clean=False, properties=keep)
     client.subscribe((f"{name}/before", 1))
@@ -71,7 +69,7 @@ def test_an_empty_or_malformed_filter_ends_the_connection(
 @pytest.mark.parametrize("bad", ["a/" * 200, "x" * 60_000])
 @pytest.mark.mosquitto_differs("takes one of them")
 def test_a_filter_that_is_not_allowed_fails_alone(connect: Connect, version: int, name: str, bad: str) -> None:
-    """A filter of more levels or bytes than are allowed gets 0x8F (v3: 0x80); the next one in the packet is granted."""
+    """A filter with more levels or bytes than allowed gets 0x8F (v3: 0x80); the next one in the packet is granted."""
     client = connect(version)
     assert client.subscribe((bad, 0), (name, 1)) == (0x8F if version == 5 else 0x80, 1)
     client.publish(name, b"works")
@@ -80,7 +78,7 @@ def test_a_filter_that_is_not_allowed_fails_alone(connect: Connect, version: int
 
 @pytest.mark.mqtt("5:1.5.4-2", "5:4.7.3-2", "311:1.5.3-2", "311:4.7.3-2")
 def test_a_filter_with_a_null_character(connect: Connect, version: int) -> None:
-    """A filter that is no UTF-8 Encoded String makes the packet malformed."""
+    """A filter that is not a UTF-8 Encoded String makes the packet malformed."""
     client = connect(version)
     client.send(wire.subscribe(version, 1, ("a\0b", 0)))
     client.expect_closed(MALFORMED, PROTOCOL_ERROR)
@@ -88,7 +86,7 @@ def test_a_filter_with_a_null_character(connect: Connect, version: int) -> None:
 
 @pytest.mark.mqtt("5:3.8.3-2", "311:3.8.3-3")
 def test_subscribe_without_a_filter(connect: Connect, version: int) -> None:
-    """A SUBSCRIBE of nothing is a Protocol Error."""
+    """A SUBSCRIBE without a filter is a Protocol Error."""
     client = connect(version)
     client.send(wire.subscribe(version, 1))
     client.expect_closed(PROTOCOL_ERROR, MALFORMED)
@@ -96,7 +94,7 @@ def test_subscribe_without_a_filter(connect: Connect, version: int) -> None:
 
 @pytest.mark.mqtt("5:3.10.3-2", "311:3.10.3-2")
 def test_unsubscribe_without_a_filter(connect: Connect, version: int) -> None:
-    """An UNSUBSCRIBE of nothing is a Protocol Error."""
+    """An UNSUBSCRIBE without a filter is a Protocol Error."""
     client = connect(version)
     client.send(wire.unsubscribe(version, 1))
     client.expect_closed(PROTOCOL_ERROR, MALFORMED)
@@ -114,7 +112,7 @@ def test_reserved_options_and_qos_3(connect: Connect, version: int, name: str, o
 @pytest.mark.mqtt("311:3-8.3-4")
 @pytest.mark.parametrize("options", [0x04, 0x08, 0x10, 0x20])
 def test_v311_has_no_options(connect: Connect, name: str, options: int) -> None:
-    """To a v3.1.1 client the options of v5 are reserved bits."""
+    """For a v3.1.1 client the options of v5 are reserved bits."""
     client = connect(4)
     client.send(wire.subscribe(4, 1, (name, options)))
     client.expect_closed()
@@ -161,7 +159,7 @@ def test_the_same_filter_twice_in_one_packet(connect: Connect, version: int, nam
 @pytest.mark.mqtt("5:3.3.4-2", "311:3.3.5-1")
 @pytest.mark.mosquitto_differs("sends a copy for each subscription")
 def test_overlapping_filters(connect: Connect, version: int, name: str) -> None:
-    """A client with four filters that match gets one copy, at the highest of their QoS."""
+    """A client with four matching filters gets one copy, at the highest of their QoS."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe((f"{name}/a/b", 0), (f"{name}/+/b", 2), (f"{name}/a/+", 1), (f"{name}/#", 1))
     publisher.publish(f"{name}/a/b", b"one copy", qos=2)
@@ -171,7 +169,7 @@ def test_overlapping_filters(connect: Connect, version: int, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.10.4-1", "5:3.10.4-2", "311:3.10.4-1", "311:3.10.4-2")
 def test_unsubscribe_ends_it(connect: Connect, version: int, name: str) -> None:
-    """After UNSUBACK no message of that filter is added for the client."""
+    """After UNSUBACK no further message is sent for that filter."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, f"{name}/other")
     publisher.publish(name, b"before")
@@ -210,7 +208,7 @@ def test_filters_are_compared_by_character(connect: Connect, version: int, name:
 @pytest.mark.mqtt("5:3.10.4-3", "311:3.10.4-3")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unsubscribe_completes_what_was_begun(connect: Connect, version: int, name: str, qos: int) -> None:
-    """A message that was sent before the UNSUBSCRIBE is acknowledged to its end after it."""
+    """A message that was sent before the UNSUBSCRIBE can be acknowledged to its end after it."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=qos)
     publisher.publish(name, b"begun", qos=qos)
@@ -228,7 +226,7 @@ def test_unsubscribe_completes_what_was_begun(connect: Connect, version: int, na
 @pytest.mark.mqtt("5:3.8.4-1", "5:4.5.0-1", "311:3.8.4-1", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_publish_after_the_suback_arrives(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Whichever workers they are on: what is published after the SUBACK reaches the subscriber. Forty pairs."""
+    """A message published after the SUBACK reaches the subscriber, on whichever workers both are. Forty pairs."""
     publisher = connect(version)
     for number in range(40):
         subscriber = connect(version)
@@ -249,7 +247,7 @@ def test_many_subscribes_in_one_segment(connect: Connect, version: int, name: st
 
 @pytest.mark.mqtt("5:3.10.4-1", "5:3.10.4-2", "311:3.10.4-1", "311:3.10.4-2")
 def test_subscribe_and_unsubscribe_in_turn(connect: Connect, version: int, name: str) -> None:
-    """After fifty rounds of subscribing and unsubscribing, only what is subscribed at the end counts."""
+    """After fifty rounds of subscribing and unsubscribing, only the last state counts."""
     subscriber, publisher = connect(version), connect(version)
     for _ in range(50):
         subscriber.subscribe(name, f"{name}/+")
@@ -262,7 +260,7 @@ def test_subscribe_and_unsubscribe_in_turn(connect: Connect, version: int, name:
 
 @pytest.mark.mqtt("5:3.10.4-6", "311:3.10.4-6")
 def test_two_hundred_filters_in_one_unsubscribe(connect: Connect, version: int, name: str) -> None:
-    """A long UNSUBSCRIBE gets one UNSUBACK, and all that it names is gone; what it does not name stays."""
+    """A long UNSUBSCRIBE gets one UNSUBACK and ends all its subscriptions; other subscriptions stay."""
     client, publisher = connect(version), connect(version)
     client.subscribe(*(f"{name}/{number}" for number in range(200)), qos=1)
     client.send(wire.unsubscribe(version, 77, *(f"{name}/{number}" for number in range(199))))
@@ -276,7 +274,7 @@ def test_two_hundred_filters_in_one_unsubscribe(connect: Connect, version: int, 
 
 @pytest.mark.mqtt("5:3.8.4-4", "311:3.8.4-3")
 def test_replacing_a_subscription_loses_nothing(connect: Connect, version: int, name: str) -> None:
-    """Three hundred messages come while the subscription is replaced again and again: each arrives once, in order."""
+    """Three hundred messages arrive once and in order while the subscription is replaced again and again."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     for start in range(0, 300, 30):

@@ -1,4 +1,4 @@
-"""The options of a v5 subscription: No Local, Retain As Published, Retain Handling, Subscription Identifier."""
+"""Options of a v5 subscription: No Local, Retain As Published, Retain Handling, Subscription Identifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 @pytest.mark.mqtt("5:3.8.3-3")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_no_local(connect: Connect, name: str, qos: int) -> None:
-    """With No Local a client gets what others publish, and not what it publishes itself."""
+    """With No Local a client gets messages of others, and not its own."""
     client, other = connect(5), connect(5)
     client.subscribe((name, qos | NO_LOCAL))
     client.publish(name, b"mine", qos=qos)
@@ -25,7 +25,7 @@ def test_no_local(connect: Connect, name: str, qos: int) -> None:
 @pytest.mark.mqtt("5:3.8.3-3", "5:3.8.4-3")
 @pytest.mark.mosquitto_differs("keeps No Local when the subscription is replaced")
 def test_no_local_is_a_matter_of_the_subscription(connect: Connect, name: str) -> None:
-    """Replacing the subscription by one without No Local brings a client its own messages again."""
+    """A subscription replaced by one without No Local gets the client's own messages again."""
     client = connect(5)
     client.subscribe((name, NO_LOCAL))
     client.publish(name, b"not seen")
@@ -56,7 +56,7 @@ def test_retain_as_published(connect: Connect, name: str, keep: bool, retain: bo
 
 @pytest.mark.mqtt("5:3.3.1-12", "5:3.3.1-13")
 def test_retain_as_published_of_two_subscribers(connect: Connect, name: str) -> None:
-    """Two subscribers of one message see the flag each in its own way."""
+    """Two subscribers of one message each get the RETAIN flag by their own option."""
     plain, keeping, publisher = connect(5), connect(5), connect(5)
     plain.subscribe((name, 0))
     keeping.subscribe((name, RETAIN_AS_PUBLISHED))
@@ -67,7 +67,7 @@ def test_retain_as_published_of_two_subscribers(connect: Connect, name: str) -> 
 
 @pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4")
 def test_retain_handling_0(connect: Connect, name: str) -> None:
-    """Retain Handling 0: the retained message comes with every SUBSCRIBE, flagged RETAIN."""
+    """Retain Handling 0: every SUBSCRIBE gets the retained message, with RETAIN set."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
     client = connect(5)
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_retain_handling_0(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.1-10")
 def test_retain_handling_1(connect: Connect, name: str) -> None:
-    """Retain Handling 1: the retained message comes with a new subscription, not with a repeated one."""
+    """Retain Handling 1: a new subscription gets the retained message, a repeated one does not."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
     client = connect(5)
     client.subscribe((name, SEND_RETAINED_IF_NEW))
@@ -92,7 +92,7 @@ def test_retain_handling_1(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.1-11")
 def test_retain_handling_2(connect: Connect, name: str) -> None:
-    """Retain Handling 2: the retained message never comes, later messages do."""
+    """Retain Handling 2: the retained message is never sent; later messages are."""
     publisher = connect(5)
     publisher.publish(name, b"kept", qos=1, retain=True)
     client = connect(5)
@@ -115,7 +115,7 @@ def test_subscription_identifier(connect: Connect, name: str, identifier: int) -
 @pytest.mark.mqtt("5:3.3.4-3", "5:3.3.4-4")
 @pytest.mark.mosquitto_differs("sends a copy for each subscription")
 def test_subscription_identifiers_of_overlapping_filters(connect: Connect, name: str) -> None:
-    """One copy carries the identifiers of all filters that match and have one."""
+    """One copy carries the identifiers of all matching filters that have one."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(f"{name}/a", properties={"subscription_identifier": 1})
     subscriber.subscribe(f"{name}/+", properties={"subscription_identifier": 300})
@@ -128,7 +128,7 @@ def test_subscription_identifiers_of_overlapping_filters(connect: Connect, name:
 
 @pytest.mark.mqtt("5:3.8.4-3")
 def test_subscription_identifier_is_replaced(connect: Connect, name: str) -> None:
-    """Subscribing to the same filter again replaces its identifier, or takes it away."""
+    """Subscribing to the same filter again replaces or removes its identifier."""
     subscriber, publisher = connect(5), connect(5)
     for identifier in (5, 6, None):
         properties = {} if identifier is None else {"subscription_identifier": identifier}
@@ -139,7 +139,7 @@ def test_subscription_identifier_is_replaced(connect: Connect, name: str) -> Non
 
 @pytest.mark.mqtt("5:3.3.4-3")
 def test_one_identifier_for_many_filters(connect: Connect, name: str) -> None:
-    """The identifier of a SUBSCRIBE belongs to all its filters."""
+    """The identifier of a SUBSCRIBE applies to all its filters."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(f"{name}/a", f"{name}/b", properties={"subscription_identifier": 9})
     for topic in (f"{name}/a", f"{name}/b"):
@@ -149,7 +149,7 @@ def test_one_identifier_for_many_filters(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.4-3")
 def test_identifier_of_a_retained_message(connect: Connect, name: str) -> None:
-    """A retained message that a SUBSCRIBE brings carries its identifier."""
+    """A retained message sent for a SUBSCRIBE carries its identifier."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
     subscriber = connect(5)
     subscriber.subscribe(name, properties={"subscription_identifier": 9})
@@ -158,7 +158,7 @@ def test_identifier_of_a_retained_message(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.4-3")
 def test_identifier_outlives_the_connection(connect: Connect, name: str) -> None:
-    """A message that waited for the client carries the identifier of its subscription."""
+    """A queued message carries the identifier of its subscription."""
     keep = {"session_expiry_interval": 60}
     subscriber = connect(5, name, properties=keep)
     subscriber.subscribe(name, qos=1, properties={"subscription_identifier": 9})
@@ -170,7 +170,7 @@ def test_identifier_outlives_the_connection(connect: Connect, name: str) -> None
 
 @pytest.mark.mqtt("5:3.3.4-3")
 def test_each_subscriber_sees_its_own_identifier(connect: Connect, name: str) -> None:
-    """Ten subscribers of one message each see the identifier they gave, one that gave none sees none."""
+    """Each of ten subscribers of one message gets its own identifier; a subscriber without an identifier gets none."""
     subscribers = [connect(5) for _ in range(10)]
     for number, subscriber in enumerate(subscribers):
         subscriber.subscribe(name, properties={"subscription_identifier": number} if number else {})

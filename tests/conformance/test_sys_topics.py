@@ -1,4 +1,4 @@
-"""$SYS/broker/...: the topics of mosquitto, summed over the workers, for those who ask for them and for nobody else."""
+"""$SYS/broker/...: the topics of mosquitto, summed over the workers, only for clients that subscribe to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 60.0
 NOT_AUTHORIZED, BAD_CREDENTIALS_V3 = 0x87, 5
 RETAIN_AS_PUBLISHED, NEVER_RETAINED = 0x08, 0x20
 
-#: what mosquitto 2.0.11 publishes, its heap left out
+#: topics that mosquitto 2.0.11 publishes, without its heap
 LOADS = ("messages/received", "messages/sent", "publish/dropped", "publish/received", "publish/sent", "bytes/received",
          "bytes/sent", "sockets", "connections")  # fmt: skip
 TOPICS = {
@@ -54,7 +54,7 @@ def sys_brokers() -> Iterator[dict[int, BrokerProcess]]:
 
 @pytest.fixture
 def sys_broker(sys_brokers: dict[int, BrokerProcess], workers: int) -> BrokerProcess:
-    """One of them, with this many workers."""
+    """A broker that publishes $SYS every second, with this number of workers."""
     if workers not in sys_brokers:
         sys_brokers[workers] = BrokerProcess(workers, [], EVERY_SECOND).start()
     return sys_brokers[workers]
@@ -76,7 +76,7 @@ def opened() -> Iterator[Callable[[BrokerProcess, int, str], Client]]:
 
 
 def ids_of_all_workers(workers: int, prefix: str) -> list[str]:
-    """One client id for each worker."""
+    """Return one client id for each worker."""
     found: dict[int, str] = {}
     number = 0
     while len(found) < workers:
@@ -87,7 +87,7 @@ def ids_of_all_workers(workers: int, prefix: str) -> list[str]:
 
 
 def until(client: Client, done: Callable[[dict[str, str]], object]) -> dict[str, str]:
-    """The values that have come, newest, by name below $SYS/broker/, once they are as wanted."""
+    """Read until the values are as wanted; return the newest ones by name below $SYS/broker/."""
     values: dict[str, str] = {}
     while not done(values):
         got = client.read(SECONDS_MAX)
@@ -99,7 +99,7 @@ def until(client: Client, done: Callable[[dict[str, str]], object]) -> dict[str,
 
 @pytest.mark.mqtt("311:3.3.1-6", "311:3.3.1-8", "5:3.3.1-9")
 def test_a_new_subscriber_gets_all_at_once(sys_broker: BrokerProcess, opened: Open, any_version: int) -> None:
-    """All topics and formats of mosquitto, as retained messages, each once, though nothing was published since."""
+    """A new subscriber gets all topics of mosquitto, in its formats, as retained messages, each once, and at once."""
     client = opened(sys_broker, any_version, "c")
     client.subscribe("$SYS/#", qos=2)
     values: dict[str, str] = {}
@@ -118,7 +118,7 @@ def test_a_new_subscriber_gets_all_at_once(sys_broker: BrokerProcess, opened: Op
 
 @pytest.mark.mqtt("311:4.7.2-1", "5:4.7.2-1")
 def test_leading_wildcards_do_not_match(sys_broker: BrokerProcess, opened: Open, version: int) -> None:
-    """Neither what is kept nor what is published: two rounds pass without anything for #, +/broker/# and +/+/uptime."""
+    """#, +/broker/# and +/+/uptime match neither retained nor new $SYS messages: two rounds pass without any."""
     clients = []
     for client_id in ids_of_all_workers(sys_broker.workers, "w"):
         clients.append(opened(sys_broker, version, client_id))
@@ -133,7 +133,7 @@ def test_leading_wildcards_do_not_match(sys_broker: BrokerProcess, opened: Open,
 
 @pytest.mark.mqtt("311:3.3.1-9", "5:3.3.1-12", "5:3.3.1-13")
 def test_updates_come_once_whatever_matches(sys_broker: BrokerProcess, opened: Open, version: int) -> None:
-    """An uptime each second, on every worker the same; overlapping filters bring one copy; RETAIN as asked for."""
+    """Uptime arrives each second, the same on every worker; overlapping filters get one copy; RETAIN as requested."""
     flags = RETAIN_AS_PUBLISHED | NEVER_RETAINED if version == 5 else 0
     clients = []
     for client_id in ids_of_all_workers(sys_broker.workers, "u"):
@@ -152,7 +152,7 @@ def test_updates_come_once_whatever_matches(sys_broker: BrokerProcess, opened: O
 
 @pytest.mark.mqtt("5:3.3.1-11")
 def test_retain_handling_2(sys_broker: BrokerProcess, opened: Open) -> None:
-    """Never retained: nothing until it is published."""
+    """With Retain Handling 2 retained $SYS messages are not sent; new ones are."""
     client = opened(sys_broker, 5, "c")
     client.subscribe(("$SYS/broker/version", NEVER_RETAINED))
     client.expect_silence()
@@ -160,7 +160,7 @@ def test_retain_handling_2(sys_broker: BrokerProcess, opened: Open) -> None:
 
 @pytest.mark.mqtt("311:3.3.1-5", "5:3.3.1-5")
 def test_sums_are_what_clients_count(own_broker: Own, opened: Open, workers: int, version: int) -> None:
-    """Clients, subscriptions, retained messages, PUBLISHes and their bytes, of clients on every worker."""
+    """$SYS counts clients, subscriptions, retained messages, PUBLISHes and their bytes, of clients on every worker."""
     sys_broker = own_broker(workers, [], EVERY_SECOND)
     watcher = opened(sys_broker, version, "watcher")
     clients = [opened(sys_broker, version, each) for each in ids_of_all_workers(workers, "s")]
@@ -186,7 +186,7 @@ def test_sums_are_what_clients_count(own_broker: Own, opened: Open, workers: int
         "publish/bytes/received": 5 * published, "publish/messages/dropped": 0,
     }  # fmt: skip
     values = until(watcher, lambda values: {name: int(values.get(name, -1)) for name in wanted} == wanted)
-    # What the watcher itself is sent counts as sent, on the wire as in mosquitto.
+    # Messages sent to the watcher itself count as sent, on the wire as in mosquitto.
     values |= until(watcher, lambda values: {"publish/messages/sent", "load/publish/received/1min"} <= values.keys())
     assert int(values["publish/messages/sent"]) >= copies
     assert int(values["publish/bytes/sent"]) >= 5 * copies
@@ -196,7 +196,7 @@ def test_sums_are_what_clients_count(own_broker: Own, opened: Open, workers: int
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_a_share_group_gets_each_update_once(sys_broker: BrokerProcess, opened: Open) -> None:
-    """Members on all workers: every uptime goes to one of them, and none is left out."""
+    """A share group with members on all workers gets each uptime exactly once."""
     members = [opened(sys_broker, 5, each) for each in ids_of_all_workers(sys_broker.workers, "m")]
     for member in members:
         member.subscribe("$share/g/$SYS/broker/uptime")
@@ -214,7 +214,7 @@ def test_a_share_group_gets_each_update_once(sys_broker: BrokerProcess, opened: 
 
 @pytest.mark.mqtt("311:3.3.5-2")
 def test_nobody_writes_to_it(sys_broker: BrokerProcess, opened: Open, version: int) -> None:
-    """Neither by PUBLISH (v5 is told 0x87) nor by a will: what is kept stays as it was."""
+    """Clients cannot change $SYS, by PUBLISH (v5 gets 0x87) or by a will: the retained messages stay."""
     client = opened(sys_broker, version, "c")
     told = client.publish("$SYS/broker/version", b"mine", qos=1, retain=True)
     assert told == (NOT_AUTHORIZED if version == 5 else 0)
@@ -230,7 +230,7 @@ def test_nobody_writes_to_it(sys_broker: BrokerProcess, opened: Open, version: i
 def test_an_interval_of_0_turns_it_off_and_a_reload_on(
     own_broker: Own, opened: Open, workers: int, tmp_path: Path
 ) -> None:
-    """0: subscriptions are granted and nothing comes; then SIGHUP with 1."""
+    """With interval 0, subscriptions are granted and nothing is published, until SIGHUP sets the interval to 1."""
     config = tmp_path / "mqttd.toml"
     config.write_text("sys_interval_seconds = 0\n")
     broker = own_broker(workers, ["--config", str(config)])

@@ -1,4 +1,4 @@
-"""A client id that is connected already: the new connection wins, the old one is told, and there is one session."""
+"""Take-over: a CONNECT with a connected client id wins, the old connection is notified, and there is one session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEEP = {"session_expiry_interval": 60}
 
 @pytest.mark.mqtt("5:3.1.4-3", "5:3.14.4-2", "311:3.1.4-2")
 def test_the_older_connection_is_closed(connect: Connect, any_version: int, name: str) -> None:
-    """The second CONNECT with a client id closes the first connection; a v5 client is told 0x8E."""
+    """The second CONNECT with a client id closes the first connection; a v5 client gets 0x8E."""
     old = connect(any_version, name)
     new = connect(any_version, name)
     old.expect_closed(TAKEN_OVER)
@@ -31,7 +31,7 @@ def test_take_over_by_another_version(connect: Connect, name: str, before: int, 
 
 @pytest.mark.mqtt("5:3.1.2-5", "5:3.2.2-3", "311:3.1.2-4", "311:3.2.2-2")
 def test_take_over_resumes_the_session(connect: Connect, version: int, name: str) -> None:
-    """With clean start 0 the new connection has the session of the old one and its subscriptions."""
+    """With clean start 0 the new connection resumes the session of the old one with its subscriptions."""
     options = {"clean": False, "properties": KEEP if version == 5 else {}}
     old = connect(version, name, **options)
     old.subscribe(name, qos=1)
@@ -56,7 +56,7 @@ def test_take_over_with_clean_start(connect: Connect, version: int, name: str) -
 
 @pytest.mark.mqtt("5:4.4.0-1", "311:4.4.0-1")
 def test_take_over_redelivers_what_was_not_acknowledged(connect: Connect, version: int, name: str) -> None:
-    """A QoS 1 message that the old connection did not acknowledge comes again on the new one, with DUP."""
+    """A QoS 1 message that the old connection did not acknowledge is sent again on the new one, with DUP."""
     options = {"clean": False, "properties": KEEP if version == 5 else {}}
     old = connect(version, name, **options)
     old.subscribe(name, qos=1)
@@ -68,7 +68,7 @@ def test_take_over_redelivers_what_was_not_acknowledged(connect: Connect, versio
 
 @pytest.mark.mqtt("5:3.1.4-3", "311:3.1.4-2")
 def test_a_row_of_take_overs(connect: Connect, version: int, name: str) -> None:
-    """Twenty connections in a row with one client id: each closes the one before, the last one lives."""
+    """Of twenty connections in a row with one client id, each closes the one before; the last stays open."""
     clients = [connect(version, name) for _ in range(20)]
     for old in clients[:-1]:
         old.expect_closed(TAKEN_OVER)
@@ -77,7 +77,7 @@ def test_a_row_of_take_overs(connect: Connect, version: int, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.1.4-3", "5:3.2.0-1", "5:3.14.0-1", "311:3.1.4-2", "311:3.2.0-1")
 def test_take_overs_at_once(open_connection: OpenConnection, version: int, name: str) -> None:
-    """Ten connections CONNECT at once with one client id: exactly one is left, and none saw anything before CONNACK."""
+    """Ten connections CONNECT at once with one client id: exactly one stays, and none got a packet before CONNACK."""
     clients = [open_connection(version) for _ in range(10)]
     for client in clients:
         client.send(wire.connect(version, name))
@@ -95,7 +95,7 @@ def test_take_overs_at_once(open_connection: OpenConnection, version: int, name:
             continue
         assert seen == ["CONNACK", "PINGRESP"]
         answered.append(client)
-    left = 0  # now that each of them was decided
+    left = 0  # each CONNECT has been decided by now
     for client in answered:
         try:
             client.expect_silence()

@@ -1,4 +1,4 @@
-"""Topic Aliases from client to broker; the other way the broker may use them only where the client allows it."""
+"""Topic Aliases from client to broker; in the other direction the broker may use them only if the client allows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MALFORMED, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID = 0x81, 0x82, 0x94
 
 
 def aliased(client: Client, topic: str, payload: bytes, alias: int, qos: int = 0) -> None:
-    """Publish with a Topic Alias; an empty topic uses what the alias means already."""
+    """Publish with a Topic Alias; an empty topic uses the current meaning of the alias."""
     client.publish(topic, payload, qos=qos, properties={"topic_alias": alias})
 
 
@@ -25,7 +25,7 @@ def test_the_broker_takes_aliases(connect: Connect) -> None:
 @pytest.mark.mqtt("5:3.3.2-12")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_an_alias_stands_for_its_topic(connect: Connect, name: str, qos: int) -> None:
-    """After a PUBLISH with topic and alias the alias alone is enough; subscribers see the topic and no alias."""
+    """After a PUBLISH with topic and alias the alias alone is enough; subscribers get the topic and no alias."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name, qos=2)
     aliased(publisher, name, b"set", 1, qos)
@@ -62,7 +62,7 @@ def test_an_alias_may_change_its_topic(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.2-12", "5:3.3.2-17")
 def test_an_alias_and_other_properties(connect: Connect, name: str) -> None:
-    """The alias is cut out of the properties, wherever it stands among them; the others arrive."""
+    """The alias is removed from the properties, wherever it is among them; the others arrive."""
     subscriber, publisher = connect(5), connect(5)
     subscriber.subscribe(name)
     around = {"content_type": "t", "topic_alias": 1, "user_property": [("a", "b")], "response_topic": "r"}
@@ -81,7 +81,7 @@ def test_alias_0(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.2.2-17", "5:3.3.2-9")
 def test_alias_above_the_maximum(connect: Connect, name: str) -> None:
-    """A Topic Alias above the maximum of CONNACK closes the connection with 0x94."""
+    """A Topic Alias above the maximum in CONNACK closes the connection with 0x94."""
     client = connect(5)
     beyond = client.connack.properties["topic_alias_maximum"] + 1
     assert beyond <= 65535, "a maximum of 65,535 aliases for each connection is no limit"
@@ -91,7 +91,7 @@ def test_alias_above_the_maximum(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.13.1-1")
 def test_an_alias_without_a_meaning(connect: Connect) -> None:
-    """An empty topic with an alias that was never set is a Protocol Error."""
+    """An empty topic with an alias that was not set is a Protocol Error."""
     client = connect(5)
     client.send(wire.publish(5, "", b"x", properties={"topic_alias": 1}))
     client.expect_closed(PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
@@ -99,7 +99,7 @@ def test_an_alias_without_a_meaning(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.3.2-7")
 def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
-    """A client that resumes its session has to set its aliases again."""
+    """A client that resumes its session must set its aliases again."""
     keep = {"session_expiry_interval": 60}
     client = connect(5, name, properties=keep)
     aliased(client, name, b"set", 1, qos=1)
@@ -112,7 +112,7 @@ def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.2-7")
 def test_aliases_belong_to_their_connection(connect: Connect, name: str) -> None:
-    """The same alias means different topics on two connections."""
+    """The same alias stands for different topics on two connections."""
     subscriber, first, second = connect(5), connect(5), connect(5)
     subscriber.subscribe(f"{name}/+")
     aliased(first, f"{name}/1", b"set", 1)
@@ -137,7 +137,7 @@ def test_no_aliases_for_who_does_not_want_them(connect: Connect, name: str) -> N
 
 @pytest.mark.mqtt("5:3.1.2-26", "5:3.3.2-11")
 def test_aliases_to_the_client_stay_in_its_limit(connect: Connect, name: str) -> None:
-    """A client that allows two aliases can follow the topics of all messages, whether the broker uses them or not."""
+    """A client that allows two aliases can resolve the topics of all messages, whether aliases are used or not."""
     subscriber, publisher = connect(5, properties={"topic_alias_maximum": 2}), connect(5)
     subscriber.subscribe(f"{name}/+")
     known: dict[int, str] = {}
@@ -154,7 +154,7 @@ def test_aliases_to_the_client_stay_in_its_limit(connect: Connect, name: str) ->
 @pytest.mark.mqtt("5:3.2.2-18")
 @pytest.mark.mosquitto_differs("is configured in another way")
 def test_a_broker_without_aliases(configured: Configured, open_to: OpenTo, workers: int, name: str) -> None:
-    """Where none are allowed CONNACK has no Topic Alias Maximum, and every alias closes the connection."""
+    """If aliases are disabled, CONNACK has no Topic Alias Maximum, and every alias closes the connection."""
     client = open_to(configured(workers, {"LIMITS__TOPIC_ALIAS_MAX": 0}), 5)
     client.connect(name)
     assert "topic_alias_maximum" not in client.connack.properties

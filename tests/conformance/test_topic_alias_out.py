@@ -1,4 +1,4 @@
-"""Topic Aliases from broker to client: for the topics it is sent most, where it allows them."""
+"""Topic Aliases from broker to client: for the topics sent to it most often, if it allows aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIASES_MAX = 10  # the default of topic_alias_out_max
 
 
 class Follower:
-    """A subscriber that keeps the aliases it was told, as a client must."""
+    """A subscriber that keeps the aliases that it receives, as a client must."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -23,7 +23,7 @@ class Follower:
         self.by_alias = 0
 
     def receive(self, payload: bytes) -> Packet:
-        """The next message, answered; its topic is in place of the alias."""
+        """Return the next message, acknowledged, with its topic in place of the alias."""
         got = self.client.expect("PUBLISH", payload=payload)
         alias = got.properties.pop("topic_alias", None)
         if alias is None:
@@ -52,7 +52,7 @@ def follower(connect: Connect) -> Follower:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("payload", [b"x", b"x" * 5000], ids=["small", "large"])
 def test_a_topic_that_comes_again(connect: Connect, follower: Follower, name: str, qos: int, payload: bytes) -> None:
-    """The first message of a topic brings an alias, the next go without their topic; nothing else changes."""
+    """The first message of a topic has topic and alias, the next ones the alias only; nothing else changes."""
     topic = f"{name}/hot"
     properties = {"content_type": "t", "user_property": [("a", "1"), ("a", "2")], "message_expiry_interval": 100}
     follower.client.subscribe((topic, qos), properties={"subscription_identifier": 300})
@@ -68,7 +68,7 @@ def test_a_topic_that_comes_again(connect: Connect, follower: Follower, name: st
 @pytest.mark.mqtt("5:3.1.2-26")
 @pytest.mark.parametrize("allowed", [1, 2, 100])
 def test_the_hottest_topics_have_them(connect: Connect, name: str, allowed: int) -> None:
-    """With more topics than aliases those that come often keep theirs, and no alias is above the maximum."""
+    """With more topics than aliases the frequent topics keep theirs, and no alias exceeds the maximum."""
     follower = Follower(connect(5, properties={"topic_alias_maximum": allowed}))
     follower.client.subscribe(f"{name}/#")
     publisher = connect(5)
@@ -87,7 +87,7 @@ def test_the_hottest_topics_have_them(connect: Connect, name: str, allowed: int)
 
 @pytest.mark.mqtt("5:3.3.2-11")
 def test_aliases_pass_to_what_is_hot_now(connect: Connect, name: str) -> None:
-    """A topic that no longer comes loses its alias to one that does, with the topic in the packet that says so."""
+    """A topic without new messages loses its alias to one that has them; the packet that changes it has the topic."""
     follower = Follower(connect(5, properties={"topic_alias_maximum": 1}))
     follower.client.subscribe(f"{name}/#")
     publisher = connect(5)
@@ -101,7 +101,7 @@ def test_aliases_pass_to_what_is_hot_now(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.1.2-27")
 @pytest.mark.parametrize("properties", [{}, {"topic_alias_maximum": 0}])
 def test_none_for_who_allows_none(connect: Connect, name: str, properties: dict[str, int]) -> None:
-    """Without a Topic Alias Maximum, or with 0, every message has its topic."""
+    """A client with no Topic Alias Maximum, or with 0, gets the topic in every message."""
     subscriber, publisher = connect(5, properties=properties), connect(5)
     subscriber.subscribe(f"{name}/hot")
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_none_for_who_allows_none(connect: Connect, name: str, properties: dict[
 
 @pytest.mark.mqtt("5:3.3.2-7")
 def test_they_end_with_the_connection(connect: Connect, name: str) -> None:
-    """What is sent again on a new connection has its topic, and aliases are set anew."""
+    """Messages sent again on a new connection have their topic, and aliases are set again."""
     keep = {"session_expiry_interval": 60, "topic_alias_maximum": 10}
     topic = f"{name}/hot"
     subscriber = connect(5, name, properties=keep)
@@ -127,13 +127,13 @@ def test_they_end_with_the_connection(connect: Connect, name: str) -> None:
     for number in range(6):
         got = again.receive(b"%d" % number)
         assert got.topic == topic
-        assert got.dup or number == 5  # which may have been sent before the broker knew of the end
+        assert got.dup or number == 5  # which may have been sent before the broker noticed the end
     assert again.by_alias == 5
 
 
 @pytest.mark.mqtt("5:3.1.2-24")
 def test_an_alias_that_does_not_fit_is_left_out(connect: Connect, name: str) -> None:
-    """A packet that has room for its topic and not for an alias beside it goes without; no message is lost for it."""
+    """A packet with room for its topic but not for an alias is sent without one; no message is lost."""
     topic = f"{name}/{'x' * 40}"
     plain = len(wire.publish(5, topic, b""))
     follower = Follower(connect(5, properties={"topic_alias_maximum": 5, "maximum_packet_size": plain + 20}))
@@ -148,7 +148,7 @@ def test_an_alias_that_does_not_fit_is_left_out(connect: Connect, name: str) -> 
 
 @pytest.mark.mqtt("5:3.3.2-11")
 def test_what_is_dropped_sets_no_alias(connect: Connect, name: str) -> None:
-    """Messages that are too large for the client, and are not sent, leave no alias behind that it was never told."""
+    """Messages dropped because they are too large for the client set no alias."""
     topic = f"{name}/hot"
     follower = Follower(connect(5, properties={"topic_alias_maximum": 5, "maximum_packet_size": 100}))
     follower.client.subscribe(topic)
@@ -162,7 +162,7 @@ def test_what_is_dropped_sets_no_alias(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.3.2-11")
 def test_short_topics_have_none(connect: Connect) -> None:
-    """An alias takes three bytes: for a topic that is hardly longer it would spare nothing."""
+    """A topic not much longer than the three bytes of an alias gets none: it would save nothing."""
     follower = Follower(connect(5, properties={"topic_alias_maximum": 5}))
     follower.client.subscribe("a/b")
     publisher = connect(5)
@@ -174,7 +174,7 @@ def test_short_topics_have_none(connect: Connect) -> None:
 
 @pytest.mark.mqtt("5:3.3.2-11")
 def test_subscribers_of_all_kinds_side_by_side(connect: Connect, name: str) -> None:
-    """One message goes to subscribers with and without aliases, with identifiers, of v3: each gets it in its form."""
+    """One message to subscribers with and without aliases, with identifiers, and of v3: each gets the right form."""
     topic = f"{name}/hot"
     plain, older = connect(5), connect(4)
     followers = [Follower(connect(5, properties={"topic_alias_maximum": count})) for count in (1, 3)]

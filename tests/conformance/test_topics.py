@@ -1,4 +1,4 @@
-"""Topic Names and Topic Filters: what matches what, and which names are none."""
+"""Topic Names and Topic Filters: which match, and which are invalid."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ MATCHES = [
 )
 @pytest.mark.parametrize(("topic_filter", "topic", "matches"), MATCHES)
 def test_match(connect: Connect, name: str, topic_filter: str, topic: str, matches: bool) -> None:
-    """A message reaches a subscription exactly if its Topic Name matches the Topic Filter."""
+    """A message matches a subscription exactly if its Topic Name matches the Topic Filter."""
     topic_filter, topic = topic_filter.replace("N", name), topic.replace("N", name)
     subscriber, publisher = connect(5), connect(4)
     subscriber.subscribe(topic_filter)
@@ -82,7 +82,7 @@ def test_match(connect: Connect, name: str, topic_filter: str, topic: str, match
 
 @pytest.mark.mqtt("5:4.7.2-1", "311:4.7.2-1")
 def test_hash_does_not_match_dollar_topics(connect: Connect, version: int, name: str) -> None:
-    """A subscription to # gets every topic but those that begin with $."""
+    """A subscription to # gets every topic except those that begin with $."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe("#")
     publisher.publish(f"${name}/hidden", b"no")
@@ -114,7 +114,7 @@ def test_many_levels(connect: Connect, version: int, name: str) -> None:
 @pytest.mark.mqtt("5:4.7.3-3", "311:4.7.3-3")
 @pytest.mark.parametrize("length", [1000, 4000])
 def test_long_topics(connect: Connect, version: int, name: str, length: int) -> None:
-    """A topic may be long."""
+    """Long topics are accepted."""
     topic = f"{name}/{'x' * length}"
     client = connect(version)
     client.subscribe(topic, qos=1)
@@ -160,7 +160,7 @@ def test_empty_topic_name(connect: Connect, version: int) -> None:
 )
 @pytest.mark.parametrize("kind", ["PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"])
 def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: bytes) -> None:
-    """A topic that is no UTF-8 Encoded String closes the connection, in every packet that has one."""
+    """A topic that is not a UTF-8 Encoded String closes the connection, in every packet that has one."""
     client = connect(version)
     no_properties = wire.in_v5(version, {})
     if kind == "PUBLISH":
@@ -173,7 +173,7 @@ def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: b
 
 @pytest.mark.mqtt("5:4.7.3-4", "311:4.7.3-4")
 def test_rarely_used_characters(connect: Connect, version: int, name: str) -> None:
-    """Spaces, quotes, first and last characters of each UTF-8 length (no control characters): all are topics."""
+    """Spaces, quotes, first and last characters of each UTF-8 length (no control characters) are valid in topics."""
     client = connect(version)
     client.subscribe(f"{name}/#")
     for text in (" ", "~", "\u00a0", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010fffd", "'\"\\"):
@@ -199,7 +199,7 @@ DISALLOWED = [
 @pytest.mark.mqtt("5:4.7.3-4", "311:4.7.3-4")
 @pytest.mark.mosquitto_differs("refuses them")
 def test_control_characters_and_non_characters(connect: Connect, version: int, name: str) -> None:
-    """By default characters that a client should not use are taken as they are, and match themselves."""
+    """By default characters that a client should not use are accepted unchanged and match themselves."""
     client = connect(version)
     client.subscribe(f"{name}/#")
     for text in DISALLOWED:
@@ -213,7 +213,7 @@ def test_control_characters_and_non_characters(connect: Connect, version: int, n
 def test_control_characters_and_non_characters_refused(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str, kind: str
 ) -> None:
-    """Where the configuration refuses them they are malformed in every string; others and payloads are as ever."""
+    """If configured, such characters are malformed in every string; other characters and payloads are not affected."""
     broker = configured(workers, {"REFUSE_DISALLOWED_CHARACTERS": "true"})
     for number, text in enumerate(DISALLOWED):
         client = open_to(broker, version)

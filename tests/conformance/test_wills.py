@@ -1,4 +1,4 @@
-"""Will messages: when they are published, and when not."""
+"""Wills: when they are published, and when they are not."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KEEP = {"session_expiry_interval": 60}
 
 
 def watcher(connect: Connect, version: int, topic: str) -> Client:
-    """A client that is subscribed to the topic at QoS 2."""
+    """Return a client that is subscribed to the topic at QoS 2."""
     client = connect(version)
     client.subscribe(topic, qos=2)
     return client
 
 
 def is_cleared(client: Client, topic: str) -> bool:
-    """Nothing is retained there: a message that comes after what is retained is the first."""
+    """Return whether nothing is retained: then the first message after SUBACK is the one published now."""
     client.subscribe(topic)
     client.publish(topic, b"marker", qos=1)
     first = client.expect("PUBLISH")
@@ -59,7 +59,7 @@ def test_disconnect_with_will_message(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:3.1.2-8")
 @pytest.mark.mosquitto_differs("deletes it")
 def test_disconnect_with_an_error(connect: Connect, name: str) -> None:
-    """Only reason 0x00 deletes the will: a client that leaves with 0x80 has it published."""
+    """A client that disconnects with reason 0x80 has its will published: only reason 0x00 deletes the will."""
     watching = watcher(connect, 5, name)
     connect(5, will=Will(name, b"error")).disconnect(0x80)
     watching.receive(name, b"error")
@@ -67,7 +67,7 @@ def test_disconnect_with_an_error(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_a_protocol_error_publishes_the_will(connect: Connect, version: int, name: str) -> None:
-    """The will of a client that the broker closes because of its error is published."""
+    """The will of a client that the broker closes because of the client's error is published."""
     watching = watcher(connect, version, name)
     broken = connect(version, will=Will(name, b"its fault"))
     broken.send(wire.publish(version, "a/#", b"x"))
@@ -78,7 +78,7 @@ def test_a_protocol_error_publishes_the_will(connect: Connect, version: int, nam
 @pytest.mark.mqtt("5:3.1.2-14", "5:3.1.2-15", "311:3.1.2-16", "311:3.1.2-17")
 @pytest.mark.parametrize("retain", [False, True])
 def test_will_retain(connect: Connect, version: int, name: str, retain: bool) -> None:
-    """A will is retained exactly if Will Retain is set; who is subscribed sees the flag clear."""
+    """A will is retained exactly if Will Retain is set; current subscribers get it with RETAIN clear."""
     watching = watcher(connect, version, name)
     connect(version, will=Will(name, b"will", retain=retain, qos=1)).close()
     watching.receive(name, b"will", retain=False)
@@ -90,7 +90,7 @@ def test_will_retain(connect: Connect, version: int, name: str, retain: bool) ->
 
 @pytest.mark.mqtt("5:3.1.2-10", "311:3.1.2-10", "311:3.1.2-12")
 def test_the_will_of_the_last_connect_counts(connect: Connect, version: int, name: str) -> None:
-    """A client that comes back without a will has none; one that comes back with another has that."""
+    """A client that reconnects without a will has none; one that reconnects with another will has only that."""
     watching = watcher(connect, version, name)
     connect(version, name, will=Will(name, b"old")).disconnect()
     connect(version, name).close()
@@ -100,7 +100,7 @@ def test_the_will_of_the_last_connect_counts(connect: Connect, version: int, nam
 
 @pytest.mark.mqtt("5:3.1.2-10", "311:3.1.2-10")
 def test_each_will_is_published_once(connect: Connect, version: int, name: str) -> None:
-    """A client that breaks down five times has five wills published, each once."""
+    """A client whose connection breaks five times has five wills published, each once."""
     watching = watcher(connect, version, name)
     for number in range(5):
         connect(version, name, will=Will(name, b"%d" % number, qos=1)).close()
@@ -110,7 +110,7 @@ def test_each_will_is_published_once(connect: Connect, version: int, name: str) 
 
 @pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_take_over_publishes_the_will(connect: Connect, version: int, name: str) -> None:
-    """The will (without delay) of a client that is taken over is published: its connection was closed."""
+    """A take-over publishes the old connection's will (without delay): that connection was closed."""
     watching = watcher(connect, version, name)
     connect(version, name + "c", will=Will(name, b"taken over", qos=1))
     connect(version, name + "c")
@@ -120,8 +120,8 @@ def test_take_over_publishes_the_will(connect: Connect, version: int, name: str)
 @pytest.mark.mqtt("5:3.1.3-9")
 @pytest.mark.parametrize("clean", [False, True], ids=["resumed", "clean start"])
 def test_take_over_and_a_delayed_will(everywhere: Everywhere, clean: bool) -> None:
-    """A take-over that resumes the session is a new connection before the delay has passed: no will, also not later.
-    One with Clean Start ends the session, and with it the delay.
+    """A take-over that resumes the session within the delay cancels the will for good. One with Clean Start ends the
+    session, and with it the delay.
     """
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
@@ -141,7 +141,7 @@ def test_take_over_and_a_delayed_will(everywhere: Everywhere, clean: bool) -> No
 
 @pytest.mark.mqtt("5:3.1.2-9", "5:3.1.3-10", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18")
 def test_will_properties(connect: Connect, name: str) -> None:
-    """The properties of a will arrive with it, but for its delay."""
+    """A will is published with its properties, except its delay."""
     properties = {
         "payload_format_indicator": 1,
         "content_type": "text",
@@ -180,7 +180,7 @@ def test_will_delay(everywhere: Everywhere) -> None:
 
 @pytest.mark.mqtt("5:3.1.3-9")
 def test_coming_back_cancels_a_delayed_will(everywhere: Everywhere) -> None:
-    """A client that is back before its Will Delay Interval has passed has no will published."""
+    """A client that reconnects before its Will Delay Interval has passed has no will published."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         watching = watcher(connect, 5, name)
@@ -197,7 +197,7 @@ def test_coming_back_cancels_a_delayed_will(everywhere: Everywhere) -> None:
 @pytest.mark.mqtt("5:3.1.2-8")
 @pytest.mark.parametrize("expiry", [pytest.param(0, marks=pytest.mark.mosquitto_differs("forgets it")), 1])
 def test_a_will_is_not_delayed_beyond_its_session(everywhere: Everywhere, expiry: int) -> None:
-    """When the session ends before the Will Delay Interval has passed, the will is published then."""
+    """If the session ends before the Will Delay Interval has passed, the will is published at that moment."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         watching = watcher(connect, 5, name)
@@ -210,7 +210,7 @@ def test_a_will_is_not_delayed_beyond_its_session(everywhere: Everywhere, expiry
 
 @pytest.mark.mqtt("5:3.1.2-8")
 def test_delay_after_disconnect_with_will(everywhere: Everywhere) -> None:
-    """DISCONNECT 0x04 of a client whose session goes on starts the delay like a broken connection."""
+    """DISCONNECT 0x04 of a client with a lasting session starts the delay, as a broken connection does."""
 
     def scenario(connect: Connect, _version: int, name: str) -> None:
         watching = watcher(connect, 5, name)
@@ -243,5 +243,5 @@ def test_an_empty_will(connect: Connect, version: int, name: str) -> None:
     watching.receive(name, b"kept", retain=True)
     connect(version, will=Will(name, b"", qos=1, retain=True)).close()
     watching.receive(name, b"")
-    # nobody waits for a will: the owner of the topic may hear of it after the subscriber
+    # nothing waits for a will: the owner of the topic may receive it after the subscriber
     wait_until(lambda: is_cleared(connect(version), name), 60.0, "the topic is cleared")

@@ -1,9 +1,10 @@
-"""PUBACK, PUBREC and PUBCOMP that do not fit what they answer, and those that may come although they fit nothing.
+"""PUBACK, PUBREC and PUBCOMP of the wrong kind for their message, and acks of unknown messages, which are allowed.
 
 A client that answers a message of QoS 2 by PUBACK, one of QoS 1 by PUBREC, or sends a PUBCOMP before a PUBREL, has
-broken the protocol (4.3.2, 4.3.3): if it were passed over, the message would take its place in the window for ever.
-Acks of identifiers that are not in flight are what a resumption, a lost session and a second ack look like: they end
-nothing.
+broken the protocol (4.3.2, 4.3.3): if that were ignored, the message would occupy its place in the window for ever.
+Acks of identifiers that are not in flight occur after a resumption, a lost session and a second ack: they do not close
+the connection.
+
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MISFITS = {
 
 
 def keeping(version: int) -> dict[str, int]:
-    """Properties of a session that lasts."""
+    """Return the properties of a lasting session."""
     return {"session_expiry_interval": 60} if version == 5 else {}
 
 
 def delivered(connect: Connect, version: int, name: str, qos: int) -> tuple[Client, int]:
-    """A client with one message in flight, and its Packet Identifier."""
+    """Return a client with one message in flight, and its Packet Identifier."""
     client = connect(version, name, clean=False, properties=keeping(version))
     client.subscribe(name, qos=qos)
     connect(version).publish(name, b"x", qos=qos)
@@ -41,7 +42,7 @@ def delivered(connect: Connect, version: int, name: str, qos: int) -> tuple[Clie
 @pytest.mark.parametrize("what", MISFITS)
 @pytest.mark.mosquitto_differs("passes some of them over")
 def test_an_ack_of_the_wrong_kind_is_a_protocol_error(connect: Connect, any_version: int, name: str, what: str) -> None:
-    """The connection is closed; the message is still unacknowledged, and the client that is back can answer it."""
+    """The connection is closed; the message stays unacknowledged, and the client can answer it after it reconnects."""
     qos, kinds = MISFITS[what]
     client, packet_id = delivered(connect, any_version, name, qos)
     for kind in kinds[:-1]:
@@ -66,7 +67,7 @@ def test_an_ack_of_the_wrong_kind_is_a_protocol_error(connect: Connect, any_vers
 @pytest.mark.parametrize("what", ["PUBACK for QoS 2", "PUBREC for QoS 1"])
 @pytest.mark.mosquitto_differs("passes some of them over")
 def test_a_refusal_of_the_wrong_kind_is_one_too(connect: Connect, name: str, what: str) -> None:
-    """The same with a reason code of 0x80 and more."""
+    """An ack of the wrong kind with a reason code of 0x80 or more also closes the connection."""
     qos, kinds = MISFITS[what]
     client, packet_id = delivered(connect, 5, name, qos)
     client.ack(kinds[0], packet_id, 0x83)
@@ -75,8 +76,8 @@ def test_a_refusal_of_the_wrong_kind_is_one_too(connect: Connect, name: str, wha
 
 @pytest.mark.mqtt("5:4.3.3-4", "311:4.3.3-1")
 def test_acks_that_name_nothing_end_nothing(connect: Connect, version: int) -> None:
-    """PUBACK and PUBCOMP of identifiers that were never used are passed over; PUBREC is answered, so that the client
-    can forget the message.
+    """PUBACK and PUBCOMP of identifiers that were never used are ignored; PUBREC is answered, so that the client can
+    forget the message.
     """
     client = connect(version)
     client.ack("PUBACK", 77)
@@ -90,7 +91,7 @@ def test_acks_that_name_nothing_end_nothing(connect: Connect, version: int) -> N
 
 @pytest.mark.mqtt("5:4.3.2-3", "5:4.3.3-4", "311:4.3.2-1", "311:4.3.3-1")
 def test_acks_that_come_twice(connect: Connect, version: int, name: str) -> None:
-    """A second PUBACK, PUBREC or PUBCOMP ends nothing: a second PUBREC is answered by PUBREL again."""
+    """A second PUBACK, PUBREC or PUBCOMP does not close the connection: a second PUBREC is answered by PUBREL again."""
     client, packet_id = delivered(connect, version, name, 1)
     client.ack("PUBACK", packet_id)
     client.ack("PUBACK", packet_id)
@@ -108,8 +109,8 @@ def test_acks_that_come_twice(connect: Connect, version: int, name: str) -> None
 
 @pytest.mark.mqtt("5:4.3.3-4", "5:4.4.0-1", "311:4.3.3-1", "311:4.4.0-1")
 def test_acks_before_the_message_was_sent_again(connect: Connect, version: int, name: str) -> None:
-    """A client that is back answers at once what the former connection brought: it is taken, whatever was sent again
-    by then.
+    """A client that reconnects may acknowledge a former connection's message at once, whether sent again by then or
+    not.
     """
     client, packet_id = delivered(connect, version, name, 2)
     client.close()
@@ -118,15 +119,15 @@ def test_acks_before_the_message_was_sent_again(connect: Connect, version: int, 
     again.await_packet("PUBREL", packet_id)
     again.ack("PUBCOMP", packet_id)
     again.send(wire.PINGREQ)
-    again.await_packet("PINGRESP")  # behind whatever was sent again
+    again.await_packet("PINGRESP")  # after anything sent again
     again.close()
     connect(version, name, clean=False, properties=keeping(version)).expect_silence()
 
 
 @pytest.mark.mqtt("5:4.3.3-4", "311:4.3.3-1")
 def test_acks_of_a_session_that_was_lost(connect: Connect, version: int, name: str) -> None:
-    """The client has a QoS 2 message of a session that is gone, and answers it: PUBREL. Its PUBCOMP comes when the new
-    session has given that identifier to a message of QoS 1, which is not its matter.
+    """The client answers a QoS 2 message of a lost session: PUBREL. Its PUBCOMP arrives when the new session uses that
+    identifier for a QoS 1 message, and is ignored.
     """
     client = connect(version)
     client.subscribe(name, qos=1)
@@ -139,7 +140,7 @@ def test_acks_of_a_session_that_was_lost(connect: Connect, version: int, name: s
     client.expect_silence()
     connect(version).publish(name, b"y", qos=1)
     packet_id = client.expect("PUBLISH", payload=b"y").packet_id
-    client.ack("PUBCOMP", packet_id)  # the next one is nobody's
+    client.ack("PUBCOMP", packet_id)  # a second PUBCOMP, for which there is no PUBREL
     client.expect_closed(PROTOCOL_ERROR)
 
 
@@ -159,8 +160,8 @@ def test_a_misfit_opens_no_window(connect: Connect, name: str) -> None:
 @pytest.mark.mqtt("5:4.4.0-1", "5:4.9.0-1")
 @pytest.mark.mosquitto_differs("forgets the Receive Maximum of the new connection for what it sends again")
 def test_acks_of_what_was_not_sent_again_yet(connect: Connect, name: str) -> None:
-    """Two messages of QoS 1 are in flight, the client is back with Receive Maximum 1: a PUBREC for the second one, that
-    this connection was not sent, is passed over; once it was sent it is an error.
+    """Two QoS 1 messages are in flight and the client reconnects with Receive Maximum 1: a PUBREC for the second one,
+    not yet sent on this connection, is ignored; once it was sent, it is an error.
     """
     keep = {"session_expiry_interval": 60}
     client = connect(5, name, properties=keep | {"receive_maximum": 2})

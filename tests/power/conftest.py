@@ -1,5 +1,6 @@
-"""The shim, compiled once; what it needs from the machine is what the build of mqttd needs: a C compiler. And where
-what a power cut leaves is put.
+"""The shim, compiled once, by a C compiler, which the build of mqttd needs too; and the place for directories after
+power cuts.
+
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MEMORY_BYTES_MIN = 64 << 20
 
 @pytest.fixture
 def after_cuts(tmp_path: Path) -> Iterator[Path]:
-    """For the directories that power cuts leave: in memory if there is room, because a disk would be asked to sync each
-    of them when it is opened, which shows nothing. What a test leaves there, because it failed, is in `tmp_path` then.
+    """A place for the directories that power cuts leave: in memory if there is room, because a disk would have to sync
+    each of them when it is opened, which shows nothing. Directories left by a failed test are moved to `tmp_path`.
     """
     try:
         found = os.statvfs(MEMORY)

@@ -1,4 +1,4 @@
-"""Where to cut a trace: everywhere, and rather around what matters than in the middle of nothing."""
+"""Points where a trace is cut: anywhere, but half of them near syncs and changes of names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TURNS = {What.CREATE, What.SYNC_BEGIN, What.SYNC_END, What.RENAME, What.UNLINK,
 
 
 class Cut(NamedTuple):
-    """A power cut: how many records of the trace had been made, and what may be found after it."""
+    """A power cut: how many records of the trace had been made, and the directory left by it."""
 
     number: int
     point: int
@@ -24,14 +24,14 @@ class Cut(NamedTuple):
 
 
 def points(records: Sequence[Record], count: int, rng: random.Random, first: int = 0) -> list[int]:
-    """So many numbers of records that are made when the power fails, ascending: half of them near a turn."""
+    """Return this many points in ascending order: how many records were made before the cut. Half are near a turn."""
     turns = [at + offset for at, record in enumerate(records) if record.what in _TURNS for offset in (0, 1)]
     turns = [each for each in turns if each >= first]
     return sorted(rng.choice(turns) if rng.random() < 0.5 else rng.randint(first, len(records)) for _ in range(count))
 
 
 def cut(disk: Disk, records: Sequence[Record], count: int, seed: int, into: Path, first: int = 0) -> Iterator[Cut]:
-    """`count` cuts of a trace that `disk` begins with, none before its record `first`."""
+    """Yield `count` cuts of a trace that begins with the files of `disk`, none before its record `first`."""
     rng = random.Random(seed)
     promised: bytes | None = None
     played = 0

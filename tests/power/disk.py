@@ -1,26 +1,27 @@
-"""The directory as a disk could have it when the power fails.
+"""The possible states of a directory on a disk when the power fails.
 
 `Disk.play(records)` follows a trace; `Disk.after_power_cut(into, rng)` writes one of the directories that may be found
 afterwards. It may be called at any number of points of the trace, and any number of times at each.
 
-**Contents.** What was written to a file before a sync of it began is there once that sync has ended. Of the rest any
+**Contents.** Bytes written to a file before a sync of it began are there once that sync has ended. Of the rest any
 part may be there: none, all, a beginning that ends in the middle of a write, or, since the kernel writes pages back in
-the order it likes, some pages of 4 KB and others not. A page is as it was after some number of the writes that touched
-it, a page that was being written is mixed of sectors of 512 bytes, and one that is missing in front of one that is
-there reads as zeros. The length is that of some moment since the sync.
+any order, some pages of 4 KB and others not. A page has the state after some number of the writes that touched
+it, a page that was being written is a mixture of sectors of 512 bytes, and a page that is missing before one that is
+there reads as zeros. The length is one that the file had since the sync.
 
 **Names.** A change of a directory (create, rename, unlink, mkdir) is there once a sync of that directory has ended that
-began after it. A sync of a *file* keeps the change that gave the file its name too. POSIX does not promise that; ext4,
+began after it. A sync of a *file* also keeps the change that gave the file its name. POSIX does not promise that; ext4,
 XFS, btrfs and F2FS do. The rest depends on `order`:
 
-    JOURNAL  changes of names reach the disk in the order in which they were made, as on ext4 and XFS: what is there of
-             the rest is a beginning of it
+    JOURNAL  changes of names reach the disk in the order in which they were made, as on ext4 and XFS: the part of the
+             rest that is there is a beginning of it
     ANY      any of the rest may be there. That is less than LevelDB needs: it removes the old MANIFEST and the old logs
-             without having asked for the new CURRENT to be kept
-    POSIX    the same, and a sync of a file says nothing about its name: LevelDB never syncs its directory for a new log
+             without a sync of the new CURRENT's directory
+    POSIX    the same, and a sync of a file does not keep its name: LevelDB never syncs its directory for a new log
 
-A write or a sync that was not seen would make all this worthless: records that say so are errors, but for the files in
-`unseen_names` (LevelDB's LOG), which are in no directory that we make.
+An unseen write or sync would make the results worthless: records of such events are errors, except for the files in
+`unseen_names` (LevelDB's LOG), which are left out of the directories that are written.
+
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SECTOR_BYTES = 512
 
 
 class Order(Enum):
-    """What is known of changes of names that no sync has kept."""
+    """Guarantees for changes of names that no sync has kept."""
 
     JOURNAL = "journal"
     ANY = "any"
@@ -47,7 +48,7 @@ class Order(Enum):
 
 
 class File:
-    """`kept` is on the disk. `changes` since then: (offset, bytes), or (length, None) for a truncation."""
+    """A file. `kept` is on the disk. `changes` since then: (offset, bytes), or (length, None) for a truncation."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.kept = bytearray(content)
@@ -64,7 +65,7 @@ class File:
         return self.settled + len(self.changes)
 
     def keep(self, before: int) -> None:
-        """Every change with a number below `before` is on the disk."""
+        """Move every change with a number below `before` to the disk."""
         count = max(0, before - self.settled)
         for at, data in self.changes[:count]:
             _apply(self.kept, at, data)
@@ -72,14 +73,14 @@ class File:
         self.settled += count
 
     def as_seen(self) -> bytes:
-        """What the program reads."""
+        """Return the content that the program reads."""
         content = bytearray(self.kept)
         for at, data in self.changes:
             _apply(content, at, data)
         return bytes(content)
 
     def after_power_cut(self, rng: random.Random) -> bytes:
-        """One of the contents that may be found."""
+        """Return one of the possible contents after a power cut."""
         if not self.changes:
             return bytes(self.kept)
         way = rng.choice(("none", "all", "torn", "torn", "pages", "pages"))
@@ -98,8 +99,8 @@ class File:
         return bytes(content)
 
     def _pages(self, rng: random.Random) -> bytes:
-        """Every page as it was at a moment of its own."""
-        pages: dict[int, list[bytes]] = {}  # those that changed: what each has been since the sync
+        """Return a content in which each page may have its state at a different moment."""
+        pages: dict[int, list[bytes]] = {}  # pages that changed: all their states since the sync
         lengths = [len(self.kept)]
         for at, data in self.changes:
             end = max(lengths[-1], at) if data is None else at + len(data)
@@ -135,7 +136,7 @@ def _apply(content: bytearray, at: int, data: bytes | None) -> None:
 
 @dataclass(eq=False)
 class Directory:
-    """`now`: what the program sees. `kept`: what is on the disk."""
+    """A directory. `now`: the entries that the program sees. `kept`: those on the disk."""
 
     now: dict[str, Node] = field(default_factory=dict)
     kept: dict[str, Node] = field(default_factory=dict)
@@ -146,7 +147,7 @@ Node = File | Directory
 
 @dataclass(eq=False)
 class Naming:
-    """A change of names: all of these entries at once. None: the name is gone."""
+    """A change of names: all of these entries at once. None: the name is removed."""
 
     number: int
     entries: list[tuple[Directory, str, Node | None]]
@@ -165,11 +166,11 @@ class Naming:
 
 
 class Unseen(Exception):
-    """The trace says that it does not say everything."""
+    """The trace reports a change that it does not contain."""
 
 
 class Disk:
-    """The files below the root of a trace: as the program sees them, and what of it a disk must have."""
+    """The files below the root of a trace: as the program sees them, and the part that a disk must have."""
 
     def __init__(self, order: Order = Order.JOURNAL, unseen_names: Iterable[str] = ("LOG",)) -> None:
         self.order = order
@@ -177,13 +178,13 @@ class Disk:
         self._unseen_names = set(unseen_names)
         self._unseen: set[str] = set()
         self._inodes: dict[int, Node] = {}
-        self._namings: list[Naming] = []  # that no sync has kept
+        self._namings: list[Naming] = []  # not kept by any sync
         self._named = 0
-        self._syncs: dict[int, tuple[Node, int, int]] = {}  # begun: of what we make, changes and namings before it
+        self._syncs: dict[int, tuple[Node, int, int]] = {}  # begun: node, changes and namings before it
 
     @classmethod
     def of(cls, directory: Path, order: Order = Order.JOURNAL) -> Disk:
-        """A disk that has what is in a directory now: for a trace that begins with it."""
+        """Return a disk with the present content of a directory: for a trace that begins with it."""
         disk = cls(order)
         for path, folders, files in os.walk(directory):
             node = disk._inodes.setdefault(os.stat(path).st_ino, disk.root)
@@ -198,7 +199,7 @@ class Disk:
     # -- following the trace
 
     def play(self, records: Iterable[Record]) -> None:
-        """Follow so many more records."""
+        """Follow these further records."""
         for record in records:
             self._play(record)
 
@@ -269,13 +270,13 @@ class Disk:
             self._keep_names(namings, lambda naming: any(each is node for _, _, each in naming.entries))
 
     def _keep_names(self, before: int, wanted: Callable[[Naming], bool]) -> None:
-        """Of the namings with a number below `before` those that are wanted are on the disk, and what must be then."""
+        """Keep the wanted namings with a number below `before` on the disk, and the others that must then be there."""
         kept: set[Naming] = set()
         slots: set[tuple[int, str]] = set()
         for naming in reversed(self._namings):
             if naming.number >= before:
                 continue
-            # of one name, no older change may reach the disk after a newer one
+            # of one name, an older change may not reach the disk after a newer one
             if wanted(naming) or slots & naming.slots or (kept and self.order is Order.JOURNAL):
                 kept.add(naming)
                 slots |= naming.slots
@@ -287,7 +288,7 @@ class Disk:
     # -- the cut
 
     def after_power_cut(self, into: Path, rng: random.Random) -> None:
-        """Write one of the directories that may be found into a directory that is not there yet."""
+        """Write one of the possible directories after a power cut to a path that does not exist yet."""
         if self.order is Order.JOURNAL:
             whole = len(self._namings)
             namings = self._namings[: rng.choice((0, whole, rng.randrange(whole + 1)))]

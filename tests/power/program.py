@@ -1,8 +1,9 @@
-"""Changes files in all the ways the shim knows: what tests/power/test_shim.py runs under it.
+"""Changes files in all the ways that the shim knows: tests/power/test_shim.py runs it under the shim.
 
-    python -m tests.power.program ROOT
+    python -m tests.power.program ROOT WAY
 
-One function per test; each works in a directory of its own below the root, whose name is that of the function.
+One function per test; each works in a directory below the root that has the name of the function.
+
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 
 def contents() -> None:
-    """Writes of every kind."""
+    """Write in every way."""
     fd = os.open("a", os.O_CREAT | os.O_RDWR)
     os.write(fd, b"one ")
     os.writev(fd, [b"two ", b"", b"three "])
@@ -39,7 +40,7 @@ def contents() -> None:
 
 
 def names() -> None:
-    """Changes of names of every kind, by paths of every kind."""
+    """Change names in every way, by paths of every kind."""
     here = os.open(".", os.O_RDONLY)
     Path("a").write_text("a")
     os.rename("a", "b")
@@ -62,7 +63,7 @@ def names() -> None:
 
 
 def children() -> None:
-    """A child, a forked one and a thread's copy of a file."""
+    """Write from a child process, a forked one, and by a copy of a file."""
     subprocess.run(["sh", "-c", "echo from sh > sh"], check=True)
     subprocess.run([sys.executable, "-c", "open('python', 'w').write('from python')"], check=True, close_fds=True)
     fd = os.open("shared", os.O_CREAT | os.O_WRONLY)
@@ -72,12 +73,12 @@ def children() -> None:
     os.wait()
     os.write(fd, b"parent")
     os.close(fd)
-    shutil.copyfile("shared", "copy")  # by sendfile, where it may
+    shutil.copyfile("shared", "copy")  # by sendfile, where possible
     shutil.copytree(".", "../copies")
 
 
 def syncs() -> None:
-    """What is synced, and what is written behind it."""
+    """Sync files and a directory, and write after each sync."""
     fd = os.open("a", os.O_CREAT | os.O_WRONLY)
     os.write(fd, b"synced")
     os.fdatasync(fd)
@@ -91,7 +92,7 @@ def syncs() -> None:
 
 
 def mapped() -> None:
-    """A write that the shim cannot see."""
+    """Write in a way that the shim cannot see."""
     Path("a").write_bytes(bytes(4096))
     with Path("a").open("r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
         memory[0] = 1

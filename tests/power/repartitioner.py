@@ -1,7 +1,8 @@
-"""A program that opens a data directory for some number of workers, as a broker does when it starts, and says in the
-trace that it has.
+"""A program that opens a data directory for some number of workers, as a broker does when it starts, and then writes a
+mark to the trace.
 
     python -m tests.power.repartitioner DATA_DIR TRACE WORKERS
+
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.sansio import KeptLog
 
 
 def run(data_dir: str, trace: str, workers: int) -> None:
-    """All of it."""
+    """Open the data directory, then write the mark."""
     DataDir(data_dir, workers, Repartitioning(KeptLog(), LevelDB(reserve_bytes=0))).close()
     mark(trace, b"%d" % workers)
 

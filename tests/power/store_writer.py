@@ -1,9 +1,10 @@
-"""A program that uses a LevelStore as a worker does, and says in the trace which of its ticks are durable.
+"""A program that uses a LevelStore as a worker does, and marks in the trace which of its ticks are durable.
 
     python -m tests.power.store_writer DIRECTORY TRACE TICKS SYNCED
 
-Tick N is a function of N, and so is what must be there after it. SYNCED is 1, or 0: then some ticks that have nothing
-but messages do not ask for the disk itself.
+Tick N is a function of N, and so is the expected content after it. SYNCED is 1, or 0: then some ticks with messages
+only do not ask for a sync.
+
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from tests.unit.adapters import records_adapter as adapter
 
 NAMES = (b"a", b"b", b"c")
 RECORDS = 20
-UNDER_WAY = 5  # ticks that nobody waits for yet
+UNDER_WAY = 5  # latest ticks, whose durability is not awaited yet
 OPTIONS = Options(write_buffer_bytes=1 << 16)
 """Small, so that logs are switched, tables written and compacted every few ticks."""
 
 
 class Tick(NamedTuple):
-    """What happens in one."""
+    """The writes of one tick."""
 
     messages: list[tuple[bytes, tuple[bytes, ...]]]
     records: dict[bytes, bytes | None]
@@ -38,13 +39,13 @@ class Tick(NamedTuple):
 
 
 class Script:
-    """All ticks up to some number, and what is there after each of them."""
+    """All ticks up to some number, and the content after each of them."""
 
     def __init__(self, ticks: int, synced: bool = True) -> None:
         rng = random.Random(7)
         self.ticks: list[Tick] = []
         self.positions: list[int] = [0]
-        """Of the last message after so many ticks."""
+        """Position of the last message after this many ticks."""
         position = 0
         low = dict.fromkeys(NAMES, 0)
         for number in range(1, ticks + 1):
@@ -68,7 +69,7 @@ class Script:
             self.positions.append(position)
 
     def records(self, number: int) -> dict[bytes, bytes]:
-        """All state records after tick `number`."""
+        """Return all state records after tick `number`."""
         found: dict[bytes, bytes] = {}
         for tick in self.ticks[:number]:
             for key, value in tick.records.items():
@@ -79,8 +80,8 @@ class Script:
         return found
 
     def rows(self, name: bytes, number: int, at_most: bool) -> dict[int, bytes]:
-        """An index after tick `number`, by position: what may be there, with what is deleted some time and what was not
-        synced; or what must be.
+        """Return an index after tick `number`, by position. `at_most`: the entries that may be there, also deleted and
+        unsynced ones; else those that must be there.
         """
         found: dict[int, bytes] = {}
         position = 0
@@ -100,7 +101,7 @@ class Script:
 
 
 def run(directory: str, trace: str, ticks: int, synced: bool) -> None:
-    """All of it."""
+    """Write all ticks; mark those that are durable."""
     store = LevelStore(directory, options=OPTIONS, tail_bytes_max=1 << 16)
     script = Script(ticks, synced)
     keys = {name: LogKey(name) for name in NAMES}

@@ -1,9 +1,10 @@
-"""Power cuts under a broker with traffic: whatever of its disk is left, nothing acknowledged is lost, QoS 2 comes once.
-That holds for subscribers whose messages wait for them, and for such as replay the archive of it all.
+"""Power cuts under a broker with traffic: in any state of its disk, nothing acknowledged is lost; QoS 2 arrives once.
+That holds for subscribers with queued messages, and for those that replay the archive of all messages.
 
-The broker runs once, traced, under load. Its clients keep a journal, whose moments are lengths of the trace: what a
-client did at a moment, the broker's disk cannot have known at an earlier one, and what the broker said at a moment was
-on the disk by then. So disk and clients can be put back to any one moment together, and go on from there.
+The broker runs once, traced, under load. Its clients keep a journal, whose moments are lengths of the trace: a client's
+action at a moment cannot be on the broker's disk at an earlier one, and what the broker acknowledged at a moment was on
+the disk by then. So disk and clients can be set back to the same moment together, and continue from there.
+
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ TOPICS = "load/#"
 ARCHIVE = f'[[archive]]\nfilter = "{TOPICS}"\nhours = 24\nbytes = "1GB"\n'
 WITH_ROOM = {f"MQTTD_LIMITS__{name.upper()}": str(limit) for name, limit in ROOM.items()}
 STAMP = struct.Struct(">II")
-STAMPED = re.compile(rb"load/\d/\d(?=\0\0\0)")  # a topic, which a stamp follows
+STAMPED = re.compile(rb"load/\d/\d(?=\0\0\0)")  # a topic, followed by a stamp
 
 
 class Life(NamedTuple):
-    """What a broker did to its disk; where in the trace each record ends, and where the traffic began; its clients."""
+    """A run of a broker: records of its disk, the end of each in the trace, the start of the traffic; its clients."""
 
     records: Sequence[Record]
     ends: Sequence[int]
     begun: int
     past: Past
     publishers: Mapping[str, int]
-    """Their numbers by client id."""
+    """Publisher numbers by client id."""
 
     def acknowledged(self) -> list[tuple[int, int, int]]:
-        """(moment, publisher, sequence number) of every PUBACK and PUBREC."""
+        """Return (moment, publisher, sequence number) of every PUBACK and PUBREC."""
         found = []
         for name, publisher in self.publishers.items():
             numbers: dict[bytes, int] = {}
@@ -79,7 +80,7 @@ def arguments_of(data_dir: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def live(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Live:
-    """``live(durability)``: a few seconds of a broker, lived once."""
+    """``live(durability)``: a run of a broker for a few seconds, made once."""
     lived: dict[str, Life] = {}
 
     def of(durability: str) -> Life:
@@ -91,7 +92,7 @@ def live(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 
 def life(traced: Traced, durability: str) -> Life:
-    """Traffic, subscribers that go and come, a worker that is killed and recovers, and everything is killed."""
+    """Run traffic: subscribers leave and return, a worker is killed and recovers; then everything is killed."""
     environment = {**traced.environment, **WITH_ROOM, "MQTTD_DURABILITY": durability}
     broker = BrokerProcess(WORKERS, arguments_of(traced.root), environment).start()
     try:
@@ -124,8 +125,8 @@ def life(traced: Traced, durability: str) -> Life:
 
 
 def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = WORKERS) -> None:
-    """Start a broker on what is left, let the clients return as they were then: AssertionError, or TimeoutError after
-    `patience` seconds, when something is missing, repeated or out of order.
+    """Start a broker on the remaining files and let the clients return in their state of that moment. Raises
+    AssertionError, or TimeoutError after `patience` seconds, if something is missing, repeated or out of order.
     """
     moment = life.ends[found.point - 1]
     past = {name: [event for event in events if event[0] <= moment] for name, events in life.past.items()}
@@ -142,14 +143,14 @@ def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = 
 
 
 def scan(db: plyvel.DB, prefix: bytes) -> Iterable[tuple[bytes, bytes]]:
-    """The records of a family."""
+    """Return the records of a family."""
     found: Iterable[tuple[bytes, bytes]] = db.iterator(prefix=prefix)
     return found
 
 
 def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]], set[tuple[int, int]]]:
-    """By worker: (publisher, sequence number) of all that its store, or a hand-off log for it, has for its sleeper; and
-    of all that the archives have.
+    """Return (publisher, sequence number) of all messages in the stores: by worker those that its store, or a hand-off
+    log for it, has for its sleeper; and those in the archives.
     """
     found: list[set[tuple[int, int]]] = [set() for _ in range(WORKERS)]
     archived: list[tuple[int, int]] = []
@@ -162,7 +163,7 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
                 after = batch.last
                 found[worker] |= {STAMP.unpack_from(message.payload) for _, message in batch.items()}
             for key, value in store.scan(schema.HANDOFF):
-                # of the bodies of an entry only ours are of interest, and they follow their topics
+                # of the bodies of an entry only ours matter, and they follow their topics
                 found[key[1]] |= {STAMP.unpack_from(value, at.end()) for at in STAMPED.finditer(value)}
             page = store.archive.read([TOPICS.encode()], 0, 1 << 20)
             while not page.is_end or page.messages:
@@ -173,7 +174,7 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
             store.close()
         with plyvel.DB(str(data_dir / f"worker-{worker}")) as db:
             assert list(unreachable(partial(scan, db), db.get)) == []
-    # QoS 1 may: what the worker that was killed had stored and not answered was sent again
+    # QoS 1 may: messages that the killed worker had stored and not acknowledged were sent again
     assert len(set(once)) == len(once)
     return found, set(archived)
 
@@ -184,7 +185,7 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
 def test_what_was_acknowledged_is_stored(
     live: Live, after_cuts: Path, cuts: int, record_property: chaos.Record
 ) -> None:
-    """At every cut the stores open, and have all that was acknowledged for a session that never came back."""
+    """After every cut the stores open, and have every message acknowledged for a session that never reconnected."""
     life = live("fsync")
     acknowledged = life.acknowledged()
     said: list[str] = []
@@ -205,7 +206,7 @@ def test_what_was_acknowledged_is_stored(
 def test_nothing_acknowledged_is_lost_by_a_power_cut(
     live: Live, after_cuts: Path, own_broker: Start, cuts: int
 ) -> None:
-    """At every cut a broker starts on what is left, its clients return as they were then, and nothing is missing."""
+    """After every cut a broker starts on the remaining files, its clients return, and nothing is missing."""
     life = live("fsync")
     for found in cut(Disk(), life.records, cuts, seed=cuts, into=after_cuts, first=life.begun):
         try:
@@ -216,7 +217,7 @@ def test_nothing_acknowledged_is_lost_by_a_power_cut(
 
 
 def test_what_was_only_buffered_is_missed(live: Live, after_cuts: Path, own_broker: Start) -> None:
-    """The negative control: with `durability = "buffered"` a power cut loses something acknowledged, and we notice."""
+    """Negative control: with `durability = "buffered"` a power cut loses an acknowledged message; this is noticed."""
     life = live("buffered")
     for found in cut(Disk(), life.records, 20, seed=1, into=after_cuts, first=life.begun):
         try:

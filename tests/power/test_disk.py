@@ -1,4 +1,4 @@
-"""What a power cut may leave, and what it may not: the model, on traces written by hand."""
+"""States that a power cut may leave, and states that it may not: the model, on traces written by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unlink(name: str) -> Record:
 def outcomes(
     records: Iterable[Record], tmp_path: Path, order: Order = Order.JOURNAL, draws: int = 400
 ) -> set[tuple[tuple[str, bytes], ...]]:
-    """All directories that were drawn: (name, content) of the files in each."""
+    """Return all directories that were drawn: (name, content) of the files in each."""
     disk = Disk(order)
     disk.play(records)
     found = set()
@@ -50,7 +50,7 @@ def outcomes(
 
 
 def contents(records: Iterable[Record], tmp_path: Path, name: str = "log") -> set[bytes]:
-    """The contents that the file may have, where it is there."""
+    """Return the contents that the file may have, where it exists."""
     return {dict(each)[name] for each in outcomes(records, tmp_path) if name in dict(each)}
 
 
@@ -67,7 +67,7 @@ def test_without_a_sync_nothing_need_be_there(tmp_path: Path) -> None:
 
 
 def test_a_write_during_a_sync_is_not_safe(tmp_path: Path) -> None:
-    """Only what came before the sync began."""
+    """A sync keeps only bytes that were written before it began."""
     begin, end = synced(LOG)
     found = contents([create(LOG, "log"), write(LOG, 0, b"safe"), begin, write(LOG, 4, b"late"), end], tmp_path)
     assert {b"safe", b"safelate"} <= found
@@ -79,7 +79,7 @@ def test_a_sync_that_does_not_end_promises_nothing(tmp_path: Path) -> None:
 
 
 def test_pages_come_in_any_order(tmp_path: Path) -> None:
-    """A later page may be there without an earlier one, which reads as zeros then."""
+    """A later page may be there without an earlier one, which then reads as zeros."""
     pages = [bytes([65 + number]) * PAGE_BYTES for number in range(3)]
     written = [write(LOG, number * PAGE_BYTES, page) for number, page in enumerate(pages)]
     found = contents([create(LOG, "log"), *synced(LOG), *written], tmp_path)
@@ -90,7 +90,7 @@ def test_pages_come_in_any_order(tmp_path: Path) -> None:
 
 
 def test_an_overwritten_page_is_old_or_new(tmp_path: Path) -> None:
-    """Whole sectors of either, and never anything else."""
+    """An overwritten page consists of whole sectors, each old or new."""
     old, new = b"o" * PAGE_BYTES, b"n" * PAGE_BYTES
     found = contents([create(LOG, "log"), write(LOG, 0, old), *synced(LOG), write(LOG, 0, new)], tmp_path)
     assert {old, new} <= found
@@ -106,7 +106,7 @@ def test_a_truncation_is_a_change_like_others(tmp_path: Path) -> None:
     assert found == {b"sa"}
 
 
-#: CURRENT names the old manifest, a new one is made, and the old one removed: LevelDB's way
+#: CURRENT names the old manifest, a new one is made, and the old one removed, as LevelDB does
 SWITCH = [
     create(LOG, "old"), write(LOG, 0, b"old"), *synced(LOG), create(OTHER, "CURRENT"), write(OTHER, 0, b"->old"),
     *synced(OTHER), *synced(1, ""), create(FOLDER, "new"), write(FOLDER, 0, b"new"), *synced(FOLDER),
@@ -115,7 +115,7 @@ SWITCH = [
 
 
 def current(outcome: tuple[tuple[str, bytes], ...]) -> tuple[bytes, bool]:
-    """What CURRENT says, and whether that is there."""
+    """Return the content of CURRENT, and whether the file that it names exists."""
     files = dict(outcome)
     return files["CURRENT"], files["CURRENT"].decode()[2:] in files
 
@@ -128,7 +128,7 @@ def test_a_rename_is_sure_after_a_sync_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_without_a_journal_a_removal_may_overtake_a_rename(tmp_path: Path) -> None:
-    """And that is what LevelDB does not live with."""
+    """CURRENT may then name a file that is gone, a state from which LevelDB does not recover."""
     assert (b"->old", False) in {current(each) for each in outcomes(SWITCH, tmp_path, Order.ANY)}
 
 
@@ -140,7 +140,7 @@ def test_a_sync_of_a_file_keeps_its_name_but_not_by_posix(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("order", list(Order))
 def test_of_one_name_the_newer_change_wins(tmp_path: Path, order: Order) -> None:
-    """A file that is made under a name that another one had is not taken away by the removal of that one."""
+    """The removal of a file does not remove a new file of the same name."""
     records = [
         create(LOG, "log"), write(LOG, 0, b"1"), *synced(LOG), *synced(1, ""),
         unlink("log"), create(OTHER, "log"), write(OTHER, 0, b"2"), *synced(OTHER), *synced(1, ""),

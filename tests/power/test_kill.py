@@ -1,4 +1,4 @@
-"""A process dies at the point that was asked for, once: what the crash tests of the broker rest on."""
+"""A process is killed at the requested point, once: the crash tests of the broker rely on it."""
 
 from __future__ import annotations
 

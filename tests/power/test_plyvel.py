@@ -1,7 +1,8 @@
-"""LevelDB by itself under power cuts: what it promises, on which disks, and that we would notice if it did not.
+"""LevelDB alone under power cuts: its promises, the disks on which they hold, and controls in which they do not.
 
-These are tests of the shim and of the model as much as of LevelDB: cuts of a program that asks for syncs find all that
-was promised, the same cuts of one that does not find losses.
+These tests check the shim and the model as much as LevelDB: after cuts of a program that asks for syncs, everything
+promised is there; the same cuts of one that does not find losses.
+
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Written = Callable[[str], list[Record]]
 
 
 def write(traced: Traced, how: str, batches: int) -> list[Record]:
-    """The trace of our writer, whose database is the root itself: the name of a root is nobody's promise."""
+    """Return the trace of the writer. Its database is the root itself, because the name of a root need not last."""
     run(traced, writer.__name__, traced.root, traced.trace, how, str(batches))
     return traced.records()
 
 
 @pytest.fixture(scope="module")
 def written(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """``written(how)``: the trace of the writer, written once. `tests.power.writer` says how it can be written."""
+    """``written(how)``: the trace of the writer, made once. `tests.power.writer` lists the ways."""
     known: dict[str, list[Record]] = {}
 
     def of(how: str) -> list[Record]:
@@ -46,7 +47,7 @@ def written(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def losses(disk: Disk, records: list[Record], cuts: int, tmp_path: Path, first: int = 0) -> Iterator[str]:
-    """Cut by cut: what is wrong with what a power cut left; nothing is, if all that was promised is there."""
+    """Yield for each cut what was lost; nothing, if everything promised is there."""
     for number, _, mark, found in cut(disk, records, cuts, seed=1, into=tmp_path):
         promised = int(mark or first)
         try:
@@ -68,27 +69,27 @@ def losses(disk: Disk, records: list[Record], cuts: int, tmp_path: Path, first: 
     "cuts", [CUTS // 5, pytest.param(CUTS, marks=pytest.mark.long), pytest.param(20_000, marks=pytest.mark.soak)]
 )
 def test_what_was_synced_survives(written: Written, after_cuts: Path, cuts: int) -> None:
-    """With a journal, every batch whose sync has ended is there, whole, and at most the one that was on its way."""
+    """With a journal, every batch whose sync has ended is there, whole, and at most the one in progress."""
     assert list(losses(Disk(), written("sync"), cuts, after_cuts)) == []
 
 
 def test_what_was_not_synced_is_missed(written: Written, after_cuts: Path) -> None:
-    """The negative control: without syncs, most cuts lose something that the program took for stored."""
+    """Negative control: without syncs, most cuts lose data that the program considered stored."""
     assert len(list(losses(Disk(), written("unsync"), 100, after_cuts))) > 50
 
 
 def test_the_directory_has_to_be_synced_once(written: Written, after_cuts: Path) -> None:
-    """LevelDB 1.22 renames CURRENT without syncing the directory, and what CURRENT named before was never synced."""
+    """LevelDB 1.22 renames CURRENT without a sync of the directory, and never synced the file that it named before."""
     assert any("does not open" in each for each in losses(Disk(), written("careless"), CUTS, after_cuts))
 
 
 def test_a_disk_that_does_not_keep_names_with_files_is_not_enough(written: Written, after_cuts: Path) -> None:
-    """By POSIX alone a new log that was synced may have no name, and LevelDB does not ask for it before it is used."""
+    """By POSIX alone a synced new log may have no name: LevelDB does not sync the directory before it uses the log."""
     assert any(losses(Disk(Order.POSIX), written("sync"), 4 * CUTS, after_cuts))
 
 
 def test_power_cuts_during_recovery(written: Written, trace: Trace, after_cuts: Path) -> None:
-    """What one cut left is opened, written to and cut again: before, while and after it was recovered."""
+    """After a cut the database is opened, written to and cut again: before, during and after its recovery."""
     records = written("sync")
     for number, _, mark, found in cut(Disk(), records, 4, seed=2, into=after_cuts):
         if not mark:

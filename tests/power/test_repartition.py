@@ -1,5 +1,6 @@
-"""Power cuts while the number of workers changes: what is left are the old stores, whole, or the new ones, and the next
-start goes on from them, whatever number of workers it is for.
+"""Power cuts while the number of workers changes: the old stores remain, whole, or the new ones, and the next start
+continues from them, for any number of workers.
+
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from tests.power.trace import Record
 
 BODY_BYTES = 2000
 OLD, NEW, BACK, AGAIN = range(4)
-"""Generations: what there was, what is made of it, of that with the first number of workers, and again the second."""
+"""Generations: the first stores, those made of them, those made back for the first number of workers, and again."""
 
 Contents = list[dict[bytes, bytes]]
-"""All records by worker, but for the epoch."""
+"""All records by worker, except the epoch."""
 
 
 class Changed(NamedTuple):
-    """A number of workers that was changed: the disk before, what was done to it, and what there is to be found."""
+    """A change of the number of workers: the disk before, the trace of the change, and the expected contents."""
 
     disk: Disk
     records: Sequence[Record]
     workers: tuple[int, int]
     contents: dict[int, Contents]
-    """By generation."""
+    """Contents by generation."""
 
 
 Changing = Callable[[int, int], Changed]
 
 
 def fill(data: Path, workers: int) -> None:
-    """Stores with something of every kind: backlogs, windows, retained messages, wills, shares, hand-off logs."""
+    """Make stores with records of every kind: backlogs, windows, retained messages, wills, shares, hand-off logs."""
     DataDir(str(data), workers).close()
     host = on_disk([Path(store_path(str(data), worker)) for worker in range(workers)])
     for number in range(10):
@@ -82,7 +83,7 @@ def fill(data: Path, workers: int) -> None:
 
 
 def contents(data: Path) -> Contents:
-    """Of the stores that are there, opened as a worker opens them. A store may say that its last record was torn."""
+    """Return the contents of the stores, opened as by a worker. A store may log that its last record was torn."""
     now = settled(str(data))
     said: list[str] = []
     found: Contents = []
@@ -101,7 +102,7 @@ def contents(data: Path) -> Contents:
 
 
 def begin(data: Path, workers: int) -> None:
-    """What a start does before there are workers."""
+    """Do the work of a start before there are workers."""
 
     def make(change: Change) -> None:
         repartition(change.old, change.new, change.old_epoch, change.epoch)
@@ -115,7 +116,7 @@ def begin(data: Path, workers: int) -> None:
 
 @pytest.fixture(scope="module")
 def changing(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Changing:
-    """``changing(before, after)``: it is done once."""
+    """``changing(before, after)``: a change of the number of workers, made once."""
     known: dict[tuple[int, int], Changed] = {}
 
     def of(before: int, after: int) -> Changed:
@@ -143,7 +144,7 @@ def changing(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Changing
 
 
 def check(changed: Changed, data: Path, rng: random.Random) -> int:
-    """What is left is one of both, whole; so it is when the next start goes on from it. The generation it is of."""
+    """Check that one of both generations is whole, also after the next start continues from it; return its number."""
     generation = settled(str(data)).generation
     if rng.random() < 0.5:
         assert contents(data) == changed.contents[generation], f"generation {generation} is not what it was"
@@ -189,7 +190,7 @@ def test_the_old_stores_are_there_or_the_new_ones(
 def test_power_cuts_of_the_start_behind_a_power_cut(
     changing: Changing, trace: Trace, after_cuts: Path, starts: int, cuts: int
 ) -> None:
-    """With either number of workers, on what the first cut has left."""
+    """A power cut of the start after a power cut leaves the stores of one generation, for either number of workers."""
     changed = changing(2, 3)
     rng = random.Random(starts)
     for first in cut(copy.deepcopy(changed.disk), changed.records, starts, seed=starts, into=after_cuts):
@@ -215,8 +216,8 @@ def test_nothing_acknowledged_is_lost(
     own_broker: Callable[..., BrokerProcess],
     cuts: int,
 ) -> None:
-    """A broker with clients is killed, the number of its workers changes, and in that the power fails: its clients
-    return as they were, to a broker with the old number or the new one.
+    """A broker with clients is killed, and the power fails while the number of its workers changes: its clients return
+    to a broker with the old or the new number, and nothing acknowledged is lost.
     """
     traced = trace(tmp_path / "data")
     lived = life(traced, "fsync")

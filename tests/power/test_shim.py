@@ -1,4 +1,4 @@
-"""The shim sees everything that a program does to a directory: what it recorded, played, is that directory."""
+"""The shim records every change that a program makes to a directory: the trace, played, gives that directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS_MAX = 60.0
 
 
 def run(traced: Traced, module: str, *arguments: str | Path) -> None:
-    """Run one of our programs under the shim."""
+    """Run one of the test programs under the shim."""
     subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
@@ -30,7 +30,7 @@ def run(traced: Traced, module: str, *arguments: str | Path) -> None:
 
 
 def tree(directory: Path) -> dict[str, bytes | None]:
-    """Every file below a directory by its relative name, and every directory (None)."""
+    """Return every file below a directory by its relative name, and every directory (None)."""
     return {
         str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes()
         for path in directory.rglob("*")
@@ -40,7 +40,7 @@ def tree(directory: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.parametrize("way", ["contents", "names", "children", "syncs"])
 def test_what_was_recorded_is_what_was_done(trace: Trace, tmp_path: Path, way: str) -> None:
-    """Played from the beginning to the end, and with everything kept, the trace gives the directory that is there."""
+    """The trace, played from beginning to end with everything kept, gives the directory that is there."""
     traced = trace(tmp_path / "root")
     run(traced, program.__name__, traced.root, way)
     disk = Disk()
@@ -51,7 +51,7 @@ def test_what_was_recorded_is_what_was_done(trace: Trace, tmp_path: Path, way: s
 
 
 def test_a_trace_can_begin_with_files(trace: Trace, tmp_path: Path) -> None:
-    """A second trace goes on where the first left the directory."""
+    """A second trace may begin with the directory left by the first."""
     root = tmp_path / "root"
     run(trace(root), program.__name__, root, "names")
     before = Disk.of(root)
@@ -63,7 +63,7 @@ def test_a_trace_can_begin_with_files(trace: Trace, tmp_path: Path) -> None:
 
 
 def test_a_database_is_recorded_completely(trace: Trace, tmp_path: Path) -> None:
-    """The same for LevelDB: logs, tables, manifests; it writes nothing that we do not see but its LOG."""
+    """A trace of LevelDB is complete: logs, tables, manifests; only writes to its LOG are not seen."""
     traced = trace(tmp_path / "root")
     run(traced, "tests.power.writer", traced.root / "db", traced.trace, "sync", "300")
     disk = Disk()
@@ -75,7 +75,7 @@ def test_a_database_is_recorded_completely(trace: Trace, tmp_path: Path) -> None
 
 
 def test_what_is_not_followed_is_not_recorded(trace: Trace, tmp_path: Path) -> None:
-    """Files beside the root, whose names begin like the root's, and sockets are nobody's business."""
+    """Files in a directory whose name begins like the root's, and sockets, are not recorded."""
     traced = trace(tmp_path / "root")
     (tmp_path / "root2").mkdir()
     run(traced, program.__name__, tmp_path / "root2", "contents")
@@ -83,7 +83,7 @@ def test_what_is_not_followed_is_not_recorded(trace: Trace, tmp_path: Path) -> N
 
 
 def test_a_write_that_cannot_be_seen_is_an_error(trace: Trace, tmp_path: Path) -> None:
-    """A file that is mapped for writing makes the trace worthless, and says so."""
+    """A file that is mapped for writing makes the trace an error when it is played."""
     traced = trace(tmp_path / "root")
     run(traced, program.__name__, traced.root, "mapped")
     with pytest.raises(Unseen, match="mmap"):
@@ -91,7 +91,7 @@ def test_a_write_that_cannot_be_seen_is_an_error(trace: Trace, tmp_path: Path) -
 
 
 def test_a_trace_that_cannot_be_written_ends_the_program(trace: Trace, tmp_path: Path) -> None:
-    """A trace with a hole would prove anything."""
+    """A program whose trace cannot be written is ended: a trace with a gap would prove nothing."""
     traced = trace(tmp_path / "root")
     traced.environment["POWER_TRACE"] = str(tmp_path / "nowhere" / "trace")
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_trace_that_cannot_be_written_ends_the_program(trace: Trace, tmp_path:
 
 
 def test_marks_are_in_order(trace: Trace, tmp_path: Path) -> None:
-    """A mark lies behind all that was done before it, and before all that is done after it."""
+    """A mark is recorded after all that was done before it, and before all that is done after it."""
     traced = trace(tmp_path / "root")
     run(traced, program.__name__, traced.root, "syncs")
     traced.mark(b"between")

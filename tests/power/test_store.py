@@ -1,4 +1,4 @@
-"""Power cuts under a LevelStore: every tick that was durable is there, whole, with all before it, and nothing else."""
+"""Power cuts under a LevelStore: every durable tick is there, whole, with all before it, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Traced = Callable[[bool], list[Record]]
 
 @pytest.fixture(scope="module")
 def traced(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Traced:
-    """What a store wrote whose ticks are all for the disk itself, or not all."""
+    """``traced(synced)``: the trace of a store; `synced`: each tick asks for a sync, else only some do."""
 
     @functools.cache
     def records(synced: bool) -> list[Record]:
@@ -42,9 +42,9 @@ def traced(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Traced:
 
 
 def wrongs(store: LevelStore, script: Script, promised: int) -> Iterator[str]:
-    """What is wrong with a store in which so many ticks were durable."""
+    """Yield the errors of a store in which this many ticks were durable."""
     there = {key: value for family in (b"S", b"V") for key, value in store.scan(family)}
-    named = int(there.get(b"V", b"0"))  # the last of these that has records
+    named = int(there.get(b"V", b"0"))  # the last tick with records
     behind = (number for number, tick in enumerate(script.ticks, 1) if tick.synced and number > named)
     last = next(behind, len(script.ticks) + 1) - 1
     if last < promised:
@@ -77,10 +77,10 @@ def wrongs(store: LevelStore, script: Script, promised: int) -> Iterator[str]:
     ],
 )
 def test_what_was_durable_survives(traced: Traced, after_cuts: Path, cuts: int, synced: bool) -> None:
-    """`synced`: every tick was for the disk itself; else what was not may be missing, and takes nothing along."""
+    """`synced`: every durable tick is there. Else unsynced ticks may be missing, without harm to others."""
     script = Script(TICKS, synced)
     records = traced(synced)
-    # of two writes that were not synced the later one may be on the disk, and half of the earlier one
+    # of two unsynced writes the later one may be on the disk, and half of the earlier one
     expected = ("torn",) if synced else ("torn", "is damaged", "is repaired")
     wrong: list[str] = []
     for number, _, mark, found in cut(Disk(), records, cuts, seed=1, into=after_cuts):
@@ -95,7 +95,7 @@ def test_what_was_durable_survives(traced: Traced, after_cuts: Path, cuts: int, 
                 store.close()
         except StoreError as error:
             wrong.append(f"cut {number}: {promised} ticks were durable: {error}")
-        if promised:  # before, the store itself may be half made
+        if promised:  # before that, the store itself may be half made
             wrong += [f"cut {number}: said {each}" for each in said if not any(text in each for text in expected)]
         shutil.rmtree(found)
     assert not wrong, "\n".join(wrong[:10])

@@ -1,10 +1,11 @@
-"""What a traced program did to a directory: the shim, compiled; its environment; its records, read.
+"""Traces of a program's changes to a directory: the compiled shim, its environment, and its records.
 
     with_shim = Traced(library, root=data_dir, trace=elsewhere / "trace")
     subprocess.run([...], env={**os.environ, **with_shim.environment})
     records = with_shim.records()
 
 A *mark* is a record that the program or the test writes itself: "from here on this is promised".
+
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _HEAD = struct.Struct("<IIQQQ")
 
 
 class What(IntEnum):
-    """The same numbers are in shim.c. Names are relative to the root, which is "" itself."""
+    """Kinds of records, with the same numbers in shim.c. Names are relative to the root, which is "" itself."""
 
     CREATE = 1  # inode; text: name
-    WRITE = 2  # inode, a: offset; text: what was written
+    WRITE = 2  # inode, a: offset; text: the bytes written
     TRUNCATE = 3  # inode, a: length (of a longer one: zeros)
     SYNC_BEGIN = 4  # inode, a: number of the sync; text: name
     SYNC_END = 5  # inode, a: number of the sync. One that failed has no end
@@ -36,8 +37,8 @@ class What(IntEnum):
     MKDIR = 8  # inode; text: name
     RMDIR = 9  # text: name
     LINK = 10  # text: name, NUL, new name
-    MARK = 11  # text: what the test wants to know again
-    UNSEEN = 12  # text: how, NUL, name: something changes, or may change, in a way that is not recorded
+    MARK = 11  # text: any text of the test
+    UNSEEN = 12  # text: how, NUL, name: a change, or a possible one, that is not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +64,17 @@ class Record:
 
 
 def compile_shim(into: Path, source: Path = SOURCE) -> Path:
-    """Compile the shim, or another library, into a directory; the path of the library."""
+    """Compile the shim, or another library, into a directory; return the path of the library."""
     library = into / f"{source.stem}.so"
     command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
         [*command, str(source), "-o", str(library), "-ldl"], check=True, timeout=COMPILE_SECONDS_MAX
-    )  # what the compiler says is in the report of the test
+    )  # the compiler's output is in the report of the test
     return library
 
 
 class Traced:
-    """A directory that is followed, and the trace of it. Both paths must be real ones, the trace outside the root."""
+    """A traced directory and its trace. Both paths must be real ones, the trace outside the root."""
 
     def __init__(self, library: Path, root: Path, trace: Path) -> None:
         self.root = root.resolve()
@@ -88,16 +89,16 @@ class Traced:
         }
 
     def mark(self, text: bytes) -> None:
-        """Write a mark behind everything that was recorded until now."""
+        """Write a mark after everything recorded so far."""
         mark(self.trace, text)
 
     def records(self) -> list[Record]:
-        """All records until now, in the order in which they were written."""
+        """Return all records so far, in the order in which they were written."""
         return list(read(self.trace.read_bytes()))
 
 
 def mark(trace: Path | str, text: bytes) -> None:
-    """Append a mark to a trace; any process may, the traced one too."""
+    """Append a mark to a trace; any process may, also the traced one."""
     record = _HEAD.pack(_HEAD.size + len(text), What.MARK, 0, 0, 0) + text
     fd = os.open(trace, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -108,7 +109,7 @@ def mark(trace: Path | str, text: bytes) -> None:
 
 
 def read(trace: bytes) -> Iterator[Record]:
-    """The records of a trace. Killed in the middle of writing one, a process may leave a part of it at the end only."""
+    """Yield the records of a trace. A process killed while writing one may leave a part of it, at the end only."""
     at = 0
     while len(trace) - at >= _HEAD.size:
         size, what, inode, a, _ = _HEAD.unpack_from(trace, at)

@@ -1,12 +1,13 @@
-"""A program that writes batches to a plain LevelDB and says in the trace which of them it has been promised.
+"""A program that writes batches to a plain LevelDB and marks in the trace which of them are promised.
 
     python -m tests.power.writer DIRECTORY TRACE {sync|unsync|careless} BATCHES
 
-*unsync* asks for no sync of a batch. *careless* does, and takes LevelDB's word for the rest; *sync* syncs the directory
+*unsync* asks for no sync of a batch. *careless* does, and relies on LevelDB for the rest; *sync* syncs the directory
 as well once the database is open. Without that CURRENT may still name the first MANIFEST after a power cut, which
 LevelDB 1.22 has never synced.
 
-Batch N is a function of N, and so is the whole database after it: whoever finds N in it knows what else must be there.
+Batch N is a function of N, and so is the whole database after it: N in the database determines all other content.
+
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HEAD = b"head"
 
 @cache
 def batch(number: int) -> dict[bytes, bytes | None]:
-    """What batch `number` puts, or deletes (None)."""
+    """Return the changes of batch `number`: puts, or deletes (None)."""
     rng = random.Random(number)
     puts: dict[bytes, bytes | None] = {HEAD: b"%d" % number}
     for _ in range(rng.randrange(1, 8)):
@@ -42,7 +43,7 @@ def batch(number: int) -> dict[bytes, bytes | None]:
 
 
 def after(number: int) -> dict[bytes, bytes]:
-    """The whole database after batch `number`; 0: nothing."""
+    """Return the whole database after batch `number`; 0: nothing."""
     found: dict[bytes, bytes] = {}
     for each in range(1, number + 1):
         for key, value in batch(each).items():
@@ -54,9 +55,9 @@ def after(number: int) -> dict[bytes, bytes]:
 
 
 def content(directory: Path) -> dict[bytes, bytes]:
-    """All of a database; it is recovered by this, as by any opening of it. Of the last record of its MANIFEST a cut may
-    leave some pages and not others: LevelDB takes that for damage, `leveldb_store.engine.database` cuts it off, and so
-    do we.
+    """Return the content of a database; opening it recovers it. A cut may leave some pages of the last record of its
+    MANIFEST and not others: LevelDB considers that damage; `leveldb_store.engine.database` cuts the record off, and so
+    does this function.
     """
     try:
         database = plyvel.DB(str(directory), write_buffer_size=WRITE_BUFFER_BYTES)
@@ -71,7 +72,7 @@ def content(directory: Path) -> dict[bytes, bytes]:
 
 
 def run(directory: str, promise: Callable[[int], None], how: str, batches: int) -> None:
-    """Go on behind what is there."""
+    """Write batches, continuing after those that are there."""
     database = plyvel.DB(directory, create_if_missing=True, write_buffer_size=WRITE_BUFFER_BYTES)
     if how == "sync":
         sync_directory(directory)
@@ -88,7 +89,7 @@ def run(directory: str, promise: Callable[[int], None], how: str, batches: int) 
 
 
 def sync_directory(directory: str) -> None:
-    """What was renamed, made and removed in it lasts."""
+    """Make changes of names in the directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

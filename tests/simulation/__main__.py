@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seed N --mode volatile -v` runs one seed and tells its story; `--seeds N` runs many."""
+"""`python -m tests.simulation --seed N --mode volatile -v` runs one seed and prints it; `--seeds N` runs many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.world import World
 
 
 def main() -> int:
-    """Exit status: 1 when a promise was broken."""
+    """Run the command line; exit status 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one")
     parser.add_argument("--seeds", type=int, default=50, help="run so many, from --first on")

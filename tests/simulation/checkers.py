@@ -1,7 +1,8 @@
-"""What must hold: while a world runs (after ticks), and when it has come to rest.
+"""Invariants of a world: while it runs (after ticks), and when it is at rest.
 
-Each checker raises Violation. What is exempt is said where it is exempted: a message may be missing only where a
-documented consequence took it (a full queue, a killed worker with volatile memory).
+Each checker raises Violation. Exemptions are explained in the code that makes them: a message may be missing only by a
+documented consequence (a full queue, a killed worker with volatile memory).
+
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ DROPS = [value for name, value in vars(count).items() if name.startswith("DROPPE
 
 
 def check_worker(worker: Worker) -> None:
-    """Limits and books of one worker, between two ticks."""
+    """Check limits and counters of one worker, between two ticks."""
     check_limits(worker)
     check_counters(worker)
     check_homes(worker)
 
 
 def check_limits(worker: Worker) -> None:
-    """Every queue within its limit."""
+    """Check that every queue is within its limit."""
     node, world = worker.node, worker.world
     limits = world.settings.limits
     for session in node.sessions:
@@ -46,7 +47,7 @@ def check_limits(worker: Worker) -> None:
         if session.queued > limits.queue_messages_max + (REPLAY_SLICE if session.replays else 0):
             raise Violation(f"{who}: {session.queued} queued, queue_messages_max {limits.queue_messages_max}")
         messages, nbytes = node.router.bounding.backlog(session)
-        # a log is swept when it has grown by a sixteenth of the limit; a tick may bring a batch more
+        # a log is swept when it has grown by a sixteenth of the limit; a tick may add one batch more
         most = limits.queue_messages_max * 17 // 16 + 1 + world.tick_messages_max
         if messages > most * max(1, session.subscriptions if session.subscriptions <= 64 else 1):
             raise Violation(f"{who}: backlog of {messages} messages, queue_messages_max {limits.queue_messages_max}")
@@ -54,7 +55,7 @@ def check_limits(worker: Worker) -> None:
             raise Violation(f"{who}: backlog of {nbytes} bytes, queue_bytes_max {limits.queue_bytes_max}")
     for conn, line in worker.lines.items():
         of = f"{line.client.name}#{line.number}"
-        # what one packet adds is seen only afterwards
+        # the size of one packet is known only afterwards
         if conn.pending > limits.outbox_bytes_max + world.tick_bytes_max:
             raise Violation(f"{of}: {conn.pending} bytes, outbox_bytes_max {limits.outbox_bytes_max}")
         if conn.version == 5 and conn.acks_pending > limits.receive_maximum + 8:
@@ -67,7 +68,7 @@ def check_limits(worker: Worker) -> None:
 
 
 def check_counters(worker: Worker) -> None:
-    """matched = delivered + expired + dropped + waiting (expired is one of the reasons for a drop)."""
+    """Check matched = delivered + expired + dropped + waiting (expired is one of the reasons for a drop)."""
     row = worker.node.counters
     sessions = list(worker.node.sessions)
     waiting = sum(session.unacknowledged + session.queued for session in sessions)
@@ -87,7 +88,7 @@ def check_counters(worker: Worker) -> None:
 
 
 def check_homes(worker: Worker) -> None:
-    """One session per client id, at its home, with at most one open connection."""
+    """Check that each client id has one session, at its home, with at most one open connection."""
     open_ids: set[str] = set()
     for conn in worker.lines:
         if conn.state == 2:
@@ -105,7 +106,7 @@ def check_homes(worker: Worker) -> None:
 
 
 def check_history(world: World) -> None:
-    """All that can be said when everything has come to rest."""
+    """Check everything that must hold at rest."""
     per_session: dict[tuple[str, int, int], list[Delivery]] = defaultdict(list)
     received: dict[str, set[int]] = defaultdict(set)
     shared: dict[int, list[Delivery]] = defaultdict(list)
@@ -129,7 +130,7 @@ def check_history(world: World) -> None:
 
 
 def check_reachable(world: World) -> None:
-    """Each record that a disk has belongs to something that lives."""
+    """Check that each record on a disk belongs to something that exists."""
     for worker in world.workers:
         disk = worker.disk
         for stray in unreachable(disk.scan, disk.records.get):
@@ -137,8 +138,8 @@ def check_reachable(world: World) -> None:
 
 
 def ends(world: World) -> dict[int, float]:
-    """By number of a message: when it had been numbered for sure. It was acknowledged then, or its publisher's next
-    message on the same connection was.
+    """Return by message number the time by which it was certainly numbered: it was acknowledged then, or its
+    publisher's next message on the same connection was.
     """
     found: dict[int, float] = {}
     by_client: dict[str, list[Publish]] = defaultdict(list)
@@ -159,7 +160,7 @@ def ends(world: World) -> dict[int, float]:
 
 
 def check_numbers(world: World) -> None:
-    """A publish that begins after another's ack has the higher number, whichever workers they came to."""
+    """Check that a publish that begins after another's ack has the higher number, on whichever workers they arrived."""
     if not world.archives:
         return
     numbers: dict[int, list[int]] = defaultdict(list)
@@ -180,7 +181,7 @@ def check_numbers(world: World) -> None:
     for publish in begun:
         assert publish.started is not None
         while at < len(acknowledged) and (acknowledged[at].acknowledged or 0.0) < publish.started:
-            # of what was sent again at QoS 1, the last copy is what the ack answers; an earlier one may come later
+            # the ack answers the last copy of a message sent again at QoS 1; an earlier one may arrive later
             if acknowledged[at].sends == 1 and numbers[acknowledged[at].number][0] > highest:
                 before, highest = acknowledged[at], numbers[acknowledged[at].number][0]
             at += 1
@@ -189,13 +190,13 @@ def check_numbers(world: World) -> None:
 
 
 LAG_SECONDS = 0.5
-"""So long after a QoS 1 message was sent, at most, the disk has it that it was: LAG_MS, the timer, a tick, the disk."""
+"""Longest time from sending a QoS 1 message to its record on the disk: LAG_MS, the timer, a tick, the disk."""
 
 
 def forgotten(world: World, copies: list[Delivery]) -> int:
-    """How many copies may have come as if for the first time: a former one was of QoS 1, and the worker was killed
-    before the disk had it that this was sent. It comes at the QoS that is in force then, which may be 2 by now. Each
-    copy that had come before the kill may come again, if it was published as often.
+    """Return how many copies may have arrived without DUP: a former copy was of QoS 1, and the worker was killed before
+    the disk recorded that it was sent. The message is sent again at the current QoS, which may be 2 by now. Each copy
+    from before the kill may be repeated, if it was published as often.
     """
     home = copies[0].client.home
     last = max((copy.at for copy in copies if copy.qos > 0), default=0.0)
@@ -207,8 +208,9 @@ def forgotten(world: World, copies: list[Delivery]) -> int:
 
 
 def crashed_between(world: World, former: Delivery, copy: Delivery) -> bool:
-    """Whether a worker that takes part was killed when the former copy had left and perhaps nothing else: a copy that
-    no session that lasts is promised (of QoS 0, or for a session that ended with that worker) leaves before the commit.
+    """Return whether one of the two workers was killed when the former copy had been sent and perhaps nothing else: a
+    copy without a promise of a lasting session (of QoS 0, or for a session that ended with that worker) is sent before
+    the commit.
     """
     homes = (former.client.home, former.publish.publisher.home)
     return world.survives and any(
@@ -217,14 +219,14 @@ def crashed_between(world: World, former: Delivery, copy: Delivery) -> bool:
 
 
 def sent_before_crash(world: World, former: Delivery, copy: Delivery) -> bool:
-    """Whether the copy that came later was sent by a worker that was then killed, and the other one because of it."""
+    """Return whether the later copy was sent by a worker that was then killed, which explains the other copy."""
     return any(
         index == copy.client.home and copy.opened_at <= at <= former.at <= at + LAG_SECONDS for at, index in world.kills
     )
 
 
 def check_copies(world: World, copies: list[Delivery]) -> None:
-    """QoS 0 at most once, QoS 2 exactly once; QoS 1 again only as a redelivery or because it was published again."""
+    """Check QoS 0 at most once, QoS 2 exactly once; QoS 1 again only as redelivery or if it was published again."""
     first = copies[0]
     publish = first.publish
     if len(copies) == 1:
@@ -244,9 +246,9 @@ def check_copies(world: World, copies: list[Delivery]) -> None:
 
 
 def check_order(world: World) -> None:
-    """Per publisher, topic and QoS a session gets first copies in the order in which they were published.
+    """Check per publisher, topic and QoS that a session gets first copies in the order of publication.
 
-    A QoS 1 message that was sent again may come late: its first transmission may have been before the subscription.
+    A QoS 1 message that was sent again may be late: its first transmission may precede the subscription.
     """
     last: dict[tuple[str, int, str, str, int, int], int] = {}
     seen: set[tuple[str, int, int]] = set()
@@ -265,7 +267,7 @@ def check_order(world: World) -> None:
 
 
 def check_echoes(world: World) -> None:
-    """No Local [MQTT-3.8.3-3]; and no will whose client was back in time [MQTT-3.1.3-9]."""
+    """Check No Local [MQTT-3.8.3-3], and that no will is published whose client was back in time [MQTT-3.1.3-9]."""
     for delivery in world.history.deliveries:
         client, publish = delivery.client, delivery.publish
         if publish.taken_back:
@@ -276,8 +278,8 @@ def check_echoes(world: World) -> None:
 
 
 def waited_at_a_higher_qos(client: Client, publish: Publish) -> bool:
-    """Whether the one copy of it was queued for a subscription of QoS 1 or 2 that has ended since, or is of QoS 0 now:
-    what had not been sent of that one is dropped with it, although another subscription of QoS 0 matched as well.
+    """Return whether the one copy was queued for a subscription of QoS 1 or 2 that has since ended or been lowered to
+    QoS 0: its unsent messages are dropped with it, although another subscription of QoS 0 matched as well.
     """
     return publish.qos > 0 and any(
         period.qos > 0
@@ -291,7 +293,7 @@ def waited_at_a_higher_qos(client: Client, publish: Publish) -> bool:
 
 
 def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
-    """Ack means custody, SUBACK means interest: what was acknowledged and begun after the SUBACK has come."""
+    """Check that each message acknowledged, and begun after the SUBACK, arrived: ack is custody, SUBACK is interest."""
     if client.uncertain:
         return
     periods = [period for period in client.periods if period.end is None and not period.group]
@@ -302,7 +304,7 @@ def check_nothing_lost(world: World, client: Client, received: set[int]) -> None
         if publish.will or publish.expiry is not None or (client.plan.no_local and publish.publisher is client):
             continue
         if client.home in publish.lost_for:
-            continue  # its share lay in the memory of a worker that was killed while the subscriber's was away
+            continue  # its share was in the memory of a worker that was killed while the subscriber's was away
         held = [p for p in periods if p.start <= publish.started and matches(p.filter, publish.topic)]
         if not held or world.cut_off(client, publish, max(p.start for p in held)):
             continue
@@ -321,11 +323,11 @@ def check_nothing_lost(world: World, client: Client, received: set[int]) -> None
 
 
 def check_shared(world: World, shared: dict[int, list[Delivery]]) -> None:
-    """Each message goes to one member of its group, and none is lost while somebody stays in the group."""
+    """Check that each message goes to one member of its group, and none is lost while a member stays in the group."""
     for number, every in shared.items():
         check_one_member(world, world.history.publishes[number - 1], every)
     if world.small_queues:
-        return  # what no member has room for is dropped, and counted for none of them
+        return  # a message for which no member has room is dropped, and counted for none of them
     missing: list[Publish] = []
     for publish in world.history.publishes:
         if (
@@ -345,8 +347,8 @@ def check_shared(world: World, shared: dict[int, list[Delivery]]) -> None:
 
 
 def check_one_member(world: World, publish: Publish, every: list[Delivery]) -> None:
-    """QoS 2 and 0: one delivery. QoS 1: to another session only when the former one has ended, or for a copy that the
-    publisher sent again.
+    """Check QoS 2 and 0: one delivery. QoS 1: to another session only when the former one has ended, or for a copy that
+    the publisher sent again.
     """
     copies = [copy for copy in every if not copy.refused]
     copies = [
@@ -369,7 +371,7 @@ def check_one_member(world: World, publish: Publish, every: list[Delivery]) -> N
 
 
 def somebody_stayed(world: World, publish: Publish) -> bool:
-    """Whether a member was in the group from before the message on, and its worker was heard of by then."""
+    """Return whether a member was in the group since before the message, and its worker was known by then."""
     name = publish.topic.split("/")[1]
     assert publish.started is not None
     return any(
@@ -380,13 +382,13 @@ def somebody_stayed(world: World, publish: Publish) -> bool:
 
 
 def booked_losses(node: Node) -> int:
-    """Copies that ended with a session, or with a worker to which they had been sent."""
+    """Return the number of copies that ended with a session, or with a worker to which they had been sent."""
     row = node.counters
     return row.get(count.DROPPED_SESSION_ENDED) + row.get(count.DROPPED_PEER_LOST)
 
 
 def check_taken_over(world: World) -> None:
-    """A connection whose client id came back on another one is closed."""
+    """Check that a connection whose client id was taken over is closed."""
     for client in world.clients.values():
         for line, successor_accepted in client.left:
             if successor_accepted and not line.down_ended:

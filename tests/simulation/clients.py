@@ -1,11 +1,12 @@
-"""Simulated clients: they follow MQTT 3.1.1 and 5 by real bytes (tests.wire's, not the broker's codec).
+"""Simulated clients: they follow MQTT 3.1.1 and 5 with real bytes (by tests.wire, not the broker's codec).
 
-A client has one desired connection; when it ends the client comes back after a while. It keeps its half of the session
-as the standards say: what it published and was not answered is sent again on a resumed session and given up on a new
-one; QoS 2 messages are taken once per Packet Identifier until their PUBREL. It answers when it reads, in order.
+A client wants one connection; when it ends, the client reconnects after a while. It keeps its half of the session
+as the standards say: its unanswered publishes are sent again on a resumed session and given up on a new
+one; QoS 2 messages are accepted once per Packet Identifier until their PUBREL. It answers when it reads, in order.
 
 A connection that is given up before its CONNACK may still reach its home, later than the next one, and begin a session
 there. A client that cannot know whose session it found cleans it (`_foreign`).
+
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SLOW_SECONDS = 0.4
 
 
 class Plan:
-    """What kind of client it is."""
+    """Properties of a client, fixed for the run."""
 
     def __init__(
         self, version: int, expiry: int, receive_maximum: int, slow: bool, refusing: bool, no_local: bool = False
@@ -37,7 +38,7 @@ class Plan:
         self.receive_maximum = receive_maximum
         self.slow = slow
         self.refusing = refusing
-        """Refuses a message now and then by a reason code (v5)."""
+        """The client now and then refuses a message by a reason code (v5)."""
         self.no_local = no_local
         """All its plain subscriptions have the No Local option (v5)."""
 
@@ -54,25 +55,25 @@ class Client:
         self.version = plan.version
         self.line: Line | None = None
         self.left: list[tuple[Line, bool]] = []
-        """Connections given up because of a take-over by itself; True: the successor had its CONNACK."""
+        """Connections that the client itself took over; True: the new connection had its CONNACK."""
         self.connected = False
         self.wants_connection = False
         self.clean_next = False
         self.lines_count = 0
         self.aliases: dict[int, str] = {}
         """Topic Aliases that the broker has set on this connection."""
-        # what the broker should still know
+        # session state that the broker should still have
         self.expect_present: bool | None = False
         self.session_number = 1
         self.wanted: dict[str, tuple[int, int]] = {}
         """Topic Filter as sent -> (QoS, Subscription Identifier)"""
         self.periods: list[Period] = []
         self.uncertain = False
-        """Nothing can be said of its session any more."""
+        """The state of the session can no longer be predicted."""
         self._doomed: Line | None = None
         self._strays: list[Line] = []
         self._foreign = False
-        """The home may have a session that is not the one this client remembers."""
+        """The home may have another session than the one this client remembers."""
         self._lasting = False
         """The session of this connection outlives it."""
         self._connecting_clean = True
@@ -88,18 +89,18 @@ class Client:
         self._reading = False
         self._closed_at = self._connected_at = 0.0
         self._will: tuple[Publish, float] | None = None
-        """Of this connection, with its delay in seconds."""
+        """The will of this connection, with its delay in seconds."""
         self._pending_will: tuple[Publish, float] | None = None
-        """Of the connection before, and until when a resumption takes it back [MQTT-3.1.3-9]."""
+        """The will of the connection before, and until when a resumption cancels it [MQTT-3.1.3-9]."""
         self._aliases_max = 0
         self._aliases: dict[str, int] = {}
-        """Topic Aliases of ours on this connection."""
+        """Topic Aliases set by this client on this connection."""
         self._connections: list[tuple[float, float]] = []
 
     # ------------------------------------------------------------ connections
 
     def connect(self) -> None:
-        """Open a connection; a former one is left to be taken over."""
+        """Open a connection; an existing one is left to be taken over."""
         world, clock = self.world, self.clock
         self.wants_connection = True
         if self.line is not None:
@@ -148,13 +149,13 @@ class Client:
         self._lost()
 
     def _lost(self) -> None:
-        """The connection is no more, as far as this client can tell."""
+        """Handle a connection that has ended, as far as this client can tell."""
         if self.line is not None and not self.connected and self.plan.expiry:
             self._strays.append(self.line)
             if not self.expect_present or self.plan.expiry < 100:
                 self.expect_present, self._foreign = None, True
             if self._connecting_clean:
-                self.uncertain = True  # that CONNECT may still come to its home, after a later one
+                self.uncertain = True  # that CONNECT may still arrive at its home, after a later one
         if self.connected:
             self._pending_will = None
             if self._will is not None and self._will[1]:
@@ -176,18 +177,18 @@ class Client:
             self.clock.after(self.clock.between(0.02, 0.6), self.reconnect)
 
     def reconnect(self) -> None:
-        """Connect unless there is a connection."""
+        """Connect unless a connection exists."""
         if self.line is None and self.wants_connection:
             self.connect()
 
     def session_lost(self) -> None:
-        """The worker that held the session is dead, and the session with it."""
-        # a CONNECT that was given up may still come to its home and begin a session
+        """Handle the death of the worker that held the session, in memory only: the session is lost."""
+        # a CONNECT that was given up may still arrive at its home and begin a session
         self._foreign = any(not line.closed_by_worker for line in self._strays)
         self.expect_present = None if self._foreign else False
         self._end_periods()
         if self.line is not None and self.line.closed_by_worker:
-            self._doomed = self.line  # what still comes on it speaks of a session that is no more
+            self._doomed = self.line  # packets that still arrive on it belong to a session that no longer exists
 
     def _end_periods(self) -> None:
         for period in self.periods:
@@ -195,7 +196,7 @@ class Client:
                 period.end = self.clock.now
 
     def _end_session(self, present: bool | None) -> None:
-        """A new session begins for this client; `present`: what the broker may still say."""
+        """Begin a new session; `present`: the Session Present that the broker may still send."""
         self.expect_present = present
         self._end_periods()
         self.session_number += 1
@@ -205,7 +206,7 @@ class Client:
         self.incoming.clear()
         self.requests.clear()
 
-    # ------------------------------------------------------------ what the driver asks for
+    # ------------------------------------------------------------ actions of the driver
 
     def publish(self, topic: str, qos: int, retain: bool) -> None:
         """Publish as soon as the connection and the window allow it."""
@@ -216,7 +217,7 @@ class Client:
         self._pump()
 
     def subscribe(self, filters: list[tuple[str, int]]) -> None:
-        """Want these, and say so when connected."""
+        """Add these subscriptions, and send them when connected."""
         items = [(text, qos, self.clock.random.randrange(0, 5)) for text, qos in filters]
         for text, qos, identifier in items:
             self.wanted[text] = (qos, identifier)
@@ -224,7 +225,7 @@ class Client:
             self._send_subscribe(items)
 
     def unsubscribe(self, text: str) -> None:
-        """Want it no longer."""
+        """Remove this subscription, and send it when connected."""
         if self.connected and text in self.wanted and not self.requests:
             del self.wanted[text]
             self._end_period(text)
@@ -242,7 +243,7 @@ class Client:
         self.requests[packet_id] = ("SUBSCRIBE", items)
         for text, qos, _ in items:
             if qos == 0:
-                self._end_period(text)  # what waits at QoS 1 and 2 is not promised any more
+                self._end_period(text)  # messages queued at QoS 1 and 2 are no longer promised
             for period in self.periods:
                 if period.end is None and period.text == text:
                     period.qos = min(period.qos, qos)
@@ -254,13 +255,13 @@ class Client:
         self._send(packet, ("SUBACK", packet_id))
 
     def connected_during(self, start: float, end: float) -> bool:
-        """One connection all the time."""
+        """Return whether one connection lasted from `start` to `end`."""
         now = [(self._connected_at, self.clock.now)] if self.connected else []
         return any(opened <= start and closed >= end for opened, closed in self._connections + now)
 
     @property
     def quiet(self) -> bool:
-        """Everything it wanted to say was answered."""
+        """Whether all its requests and messages were answered."""
         return self.connected and not (self.outgoing or self.requests or self.unsent or self.incoming)
 
     # ------------------------------------------------------------ out
@@ -291,7 +292,7 @@ class Client:
 
     def _send_publish(self, publish: Publish, packet_id: int, dup: bool) -> None:
         if publish.qos != 2 or publish.started is None:
-            # a QoS 1 message that is sent again is a new one to the broker
+            # a QoS 1 message that is sent again is a new one for the broker
             publish.started = self.clock.now
         publish.sends += 1
         publish.line = self.lines_count
@@ -312,7 +313,7 @@ class Client:
         self._send(packet, answer)
 
     def _alias(self, topic: str, properties: dict[str, Any]) -> str:
-        """The Topic Name to send, and its Topic Alias among the properties [MQTT 5, 3.3.2.3.4]."""
+        """Return the Topic Name to send, after adding its Topic Alias to the properties [MQTT 5, 3.3.2.3.4]."""
         alias = self._aliases.get(topic)
         if alias is not None:
             properties["topic_alias"] = alias
@@ -326,7 +327,7 @@ class Client:
     # ------------------------------------------------------------ in
 
     def line_readable(self, line: Line) -> None:
-        """Bytes or the end of a connection have come."""
+        """Handle arrived bytes or the end of a connection."""
         if line is self.line and not self._reading:
             self._reading = True
             slow = SLOW_SECONDS if self.plan.slow and not self.world.calming else 0.004
@@ -392,7 +393,7 @@ class Client:
         if expected is not None and packet.session_present != expected and not self.uncertain:
             raise Violation(f"{self.name}: Session Present {packet.session_present}, expected {expected}")
         if (self._foreign or self.uncertain) and packet.session_present:
-            # begun by a connection that this client gave up before it heard of it: not what it remembers
+            # begun by a connection that this client gave up before its CONNACK: not the session it remembers
             assert self.line is not None
             self.clean_next = True
             self._send(wire.disconnect(self.version))
@@ -471,7 +472,7 @@ class Client:
         self.world.tell(f"{self.name}: got {publish} qos={packet.qos} dup={packet.dup} retain={packet.retain}")
 
     def _check_expiry(self, publish: Publish, packet: wire.Packet) -> None:
-        """What is left of its Message Expiry Interval is right by the time that has passed [MQTT-3.3.2-6]."""
+        """Check that the remaining Message Expiry Interval fits the time that has passed [MQTT-3.3.2-6]."""
         if self.version != 5 or publish.expiry is None or publish.sends != 1 or packet.dup:
             return
         assert publish.started is not None
@@ -480,7 +481,7 @@ class Client:
             raise Violation(f"{self.name}: {publish} has {left} s left of {publish.expiry} after {passed:.3f} s")
 
     def _answered(self, kind: str, packet_id: int) -> None:
-        """Acks of a connection leave in the order of the packets they answer."""
+        """Check that acks of a connection arrive in the order of the packets that they answer."""
         if not self._answers or self._answers[0] != (kind, packet_id):
             raise Violation(f"{self.name}: {kind} {packet_id} came, but {list(self._answers)[:3]} was next")
         self._answers.popleft()
@@ -526,7 +527,7 @@ class Client:
         self.world.tell(f"{self.name}: subscribed {[item[0] for item in items]}")
 
     def _begin_period(self, text: str, qos: int) -> None:
-        for _, items in self.requests.values():  # what was asked for since then may be in force already
+        for _, items in self.requests.values():  # later requests may be in force already
             qos = min([qos, *(item[1] for item in items if item[0] == text)])
         for period in self.periods:
             if period.end is None and period.text == text:

@@ -1,4 +1,4 @@
-"""The time and the chance of one simulated world: both come from the seed, nothing from the machine."""
+"""Time and randomness of one simulated world: both depend only on the seed, not on the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WALL_MS = 1_800_000_000_000
 
 
 class Clock:
-    """Events in the order of their time; between two of them nothing happens. Seconds."""
+    """Runs events in the order of their time; nothing happens between two of them. Times are in seconds."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -20,16 +20,16 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call it then; calls of the same time in the order they were asked for."""
+        """Call it at that time; calls of the same time run in the order in which they were added."""
         self.events += 1
         heapq.heappush(self._heap, (max(when, self.now), self.events, call))
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call it so much later."""
+        """Call it after that time."""
         self.at(self.now + seconds, call)
 
     def run_until(self, end: float, finished: Callable[[], bool] | None = None) -> bool:
-        """Let time pass; True when `finished` said so before the end."""
+        """Let time pass; return True if `finished` returned True before the end."""
         heap = self._heap
         while heap and heap[0][0] <= end:
             self.now, _, call = heapq.heappop(heap)
@@ -40,26 +40,26 @@ class Clock:
         return False
 
     def between(self, least: float, most: float) -> float:
-        """A delay."""
+        """Return a random delay."""
         return least + (most - least) * self.random.random()
 
     def chance(self, probability: float) -> bool:
-        """True as often as that."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     @property
     def monotonic_ms(self) -> int:
-        """What a worker's monotonic clock says."""
+        """A worker's monotonic clock."""
         return int(self.now * 1000)
 
     @property
     def broker_ms(self) -> int:
-        """The broker's time (`shards.clock`): that of all workers of a host."""
+        """The broker's time (`shards.clock`): the same for all workers of a host."""
         return WALL_MS + int((self.now - START) * 1000)
 
 
 class WallClock:
-    """One that goes wrong: it drifts, and is set now and then, forward and back."""
+    """A wall clock with errors: it drifts, and is set now and then, forward and back."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -69,12 +69,12 @@ class WallClock:
 
     @property
     def us(self) -> int:
-        """What it says, in microseconds."""
+        """Its time in microseconds."""
         passed = (self._clock.now - START) * (1 + self._drift)
         return WALL_MS * 1000 + int((passed + self._ahead) * 1_000_000)
 
     def step(self) -> float:
-        """Somebody sets it: by how many seconds."""
+        """Set it forward or back; return by how many seconds."""
         seconds = self._clock.random.choice([0.0005, 0.01, 1.0, 60.0, 3600.0]) * self._clock.random.choice([-1, 1])
         self._ahead += seconds
         return seconds

@@ -1,4 +1,4 @@
-"""What was published, subscribed and delivered in one run: the clients write it, the checkers read it."""
+"""Record of the publishes, subscriptions and deliveries of one run: the clients write it, the checkers read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Violation(AssertionError):
 
 
 class Publish:
-    """One message, with a payload of its own."""
+    """One message, with a unique payload."""
 
     def __init__(self, number: int, publisher: Client, topic: str, qos: int, retain: bool, payload: bytes) -> None:
         self.number = number
@@ -26,23 +26,23 @@ class Publish:
         self.taken_back = False
         """A will whose client was back, with its session, before the Will Delay Interval had passed."""
         self.expiry: int | None = None
-        """Message Expiry Interval in seconds: it need not arrive."""
+        """Message Expiry Interval in seconds: the message need not arrive."""
         self.started: float | None = None
-        """When the transmission began that the ack answers (at QoS 2: the first one)."""
+        """Start of the transmission that the ack answers (at QoS 2: the first one)."""
         self.sends = 0
         self.line = 0
-        """The connection that it was sent on (the last one)."""
+        """The number of the connection on which it was sent (last)."""
         self.turn = 0
-        """Its place among all that were sent in the run (the last time): many are sent in one instant."""
+        """Its place among all messages sent in the run (last time): many are sent in one instant."""
         self.acknowledged: float | None = None
-        """PUBACK or PUBREC came."""
+        """When PUBACK or PUBREC arrived."""
         self.reason = 0
         self.given_up = False
         """Its publisher lost the session before the answer."""
         self.share_lost = False
-        """A copy of it for a share group lay in the RAM of a worker that was killed (volatile)."""
+        """A copy of it for a share group was in the RAM of a worker that was killed (volatile)."""
         self.lost_for: set[int] = set()
-        """Workers whose share lay in the RAM of a worker that was killed (volatile)."""
+        """Workers whose share was in the RAM of a worker that was killed (volatile)."""
 
     def __str__(self) -> str:
         return f"#{self.number} {self.topic} q{self.qos} of {self.publisher.name}"
@@ -54,7 +54,7 @@ class Period:
     def __init__(self, text: str, qos: int, start: float) -> None:
         self.text = text
         self.qos = qos
-        """The lowest that was asked for meanwhile."""
+        """The lowest QoS requested meanwhile."""
         self.start = start
         self.end: float | None = None
         self.group = ""
@@ -64,7 +64,7 @@ class Period:
 
 
 class Delivery(NamedTuple):
-    """A PUBLISH that a client took."""
+    """A PUBLISH that a client received."""
 
     client: Client
     session: int
@@ -73,14 +73,14 @@ class Delivery(NamedTuple):
     retain: bool
     dup: bool
     refused: bool
-    """By PUBREC: the Packet Identifier is free, and the message was not taken."""
+    """Refused by PUBREC: the Packet Identifier is free, and the message was not accepted."""
     at: float
     opened_at: float
-    """When the connection began that it came by."""
+    """When the connection began on which it arrived."""
 
 
 class History:
-    """Everything that the checkers need."""
+    """All events that the checkers need."""
 
     def __init__(self) -> None:
         self.publishes: list[Publish] = []
@@ -92,7 +92,7 @@ class History:
         self.turns = 0
 
     def publish(self, publisher: Client, topic: str, qos: int, retain: bool) -> Publish:
-        """A new message."""
+        """Record a new message."""
         number = len(self.publishes) + 1
         payload = b"%d." % number
         made = Publish(number, publisher, topic, qos, retain, payload + b"x" * publisher.world.padding())
@@ -102,7 +102,7 @@ class History:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Does the Topic Filter match the Topic Name [MQTT 5, 4.7]."""
+    """Return whether the Topic Filter matches the Topic Name [MQTT 5, 4.7]."""
     wanted, levels = topic_filter.split("/"), topic.split("/")
     for at, level in enumerate(wanted):
         if level == "#":

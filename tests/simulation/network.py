@@ -1,9 +1,10 @@
-"""What lies between clients and workers, and between workers: delay, loss with a connection, and closing. No sockets.
+"""Network between clients and workers, and between workers: delay, loss with a connection, and closing. No sockets.
 
 Channel   one direction between two workers, as ZeroMQ's PUSH to PULL over ipc: whole messages in order, a high-water
-          mark, refusal while the other process is down, and loss of what is under way when the connection breaks.
+          mark, refusal while the other process is down, and loss of messages in transit when the connection breaks.
 Line      one TCP connection between a client and the worker that has its descriptor: bytes in order both ways, a
-          limit to what the client's side of the kernel takes without being read.
+          limit to the unread bytes that the client's side of the kernel accepts.
+
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Channel:
         self._last_arrival = 0.0
         self._life = 0
         self.waiting = 0
-        """Messages the target's process has not taken."""
+        """Number of messages that the target's process has not read."""
         self.delay = 0.0003
         self.cut = False
         self.connected = True
         self.refused = False
 
     def send(self, frames: list[Any]) -> bool:
-        """Take one message, or say that the transport cannot now."""
+        """Accept one message; return False if the transport cannot now."""
         if (
             self.cut
             or not self.connected
@@ -62,23 +63,23 @@ class Channel:
                 self.target.mesh_input(self.source.index, frames)
 
     def taken(self) -> None:
-        """The target has read one message."""
+        """Handle a message read by the target."""
         self.waiting = max(0, self.waiting - 1)
         self.room()
 
     def room(self) -> None:
-        """The transport may take messages again."""
+        """Tell the sender that the transport accepts messages again."""
         if self.refused and not self.cut and self.connected:
             self.refused = False
             self.source.writable(self.target.index)
 
     def lose(self) -> None:
-        """The connection breaks: what is under way is lost."""
+        """Break the connection: messages in transit are lost."""
         self._flying.clear()
         self._life += 1
 
     def break_off(self, seconds: float) -> None:
-        """No connection for so long."""
+        """Have no connection for this long."""
         self.cut = True
         self.lose()
         self._clock.after(seconds, self._heal)
@@ -88,13 +89,13 @@ class Channel:
         self.room()
 
     def target_died(self) -> None:
-        """Nothing reaches the process any more; its successor is found by the transport's own back-off."""
+        """Handle the death of the target's process; the transport finds its successor after its back-off."""
         self.lose()
         self.waiting = 0
         self.connected = False
 
     def target_started(self) -> None:
-        """The successor listens."""
+        """Handle the start of the successor, which listens now."""
         self._clock.after(self._clock.between(0.05, 0.5), self.reconnect)
 
     def reconnect(self) -> None:
@@ -119,9 +120,9 @@ class Line:
         self._flying_down = 0
         self._lose_up = self._lose_down = False
         self.up = bytearray()
-        """Arrived at the worker, not read."""
+        """Bytes that arrived at the worker, unread."""
         self.down = bytearray()
-        """Arrived at the client, not read."""
+        """Bytes that arrived at the client, unread."""
         self.up_ended = False
         self.up_reset = False
         self.down_ended = False
@@ -133,12 +134,12 @@ class Line:
     # ------------------------------------------------------------ the client's end
 
     def send(self, data: bytes) -> None:
-        """The client writes."""
+        """Send bytes from the client."""
         if not self.closed_by_client:
             self._fly_up(lambda: self._arrive_up(data))
 
     def close(self, reset: bool = False) -> None:
-        """The client closes, or (reset) its network fails: then what is under way may be lost."""
+        """Close from the client; `reset`: its network fails, and bytes in transit may be lost."""
         if self.closed_by_client:
             return
         self.closed_by_client = True
@@ -148,7 +149,7 @@ class Line:
         self._fly_up(lambda: self._end_up(reset))
 
     def read(self) -> bytes:
-        """The client reads all there is."""
+        """Return all bytes that the client can read."""
         data = bytes(self.down)
         self.down.clear()
         if self.want_write and self.worker is not None:
@@ -178,16 +179,16 @@ class Line:
 
     @property
     def full(self) -> bool:
-        """The kernel takes no more bytes for this client."""
+        """Whether the kernel accepts no more bytes for this client."""
         return self._flying_down + len(self.down) > self._client_buffer
 
     def send_down(self, data: bytes) -> None:
-        """The worker writes."""
+        """Send bytes from the worker."""
         self._flying_down += len(data)
         self._fly_down(lambda: self._arrive_down(data))
 
     def end_down(self, reset: bool = False) -> None:
-        """The worker closes, or its process died: then what is under way may be lost."""
+        """Close from the worker, or because its process died: then bytes in transit may be lost."""
         if not self.closed_by_worker:
             self.closed_by_worker = True
             self.up.clear()

@@ -1,11 +1,12 @@
-"""Clients that replay the archive, and what must hold for them.
+"""Clients that replay the archive, and the invariants that hold for them.
 
 A reader subscribes to some archived topics from the earliest message on. One kind holds its own position and a session
-that ends with the connection: on every connection it asks for what follows the last message it got. The other kind has
-a session that lasts: it subscribes once, and the broker knows where it is.
+that ends with the connection: on every connection it asks for the messages after the last one it got. The other kind
+has a lasting session: it subscribes once, and the broker keeps its position.
 
-At rest each has everything that was acknowledged, each publisher's messages of a topic in order, and more than once
-only what came shortly before a connection ended or a worker was killed.
+At rest each has everything that was acknowledged, each publisher's messages of a topic in order, and duplicates only of
+messages that arrived shortly before a connection ended or a worker was killed.
+
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ ARCHIVED = "t/#"
 FILTERS = ["t/#", "t/+/x", "t/1/y"]
 FOREVER = 0xFFFFFFFF
 MOMENTS_SECONDS = 3.0
-"""So much may come again, at most, where nothing was cut, stopped or killed."""
+"""Longest time whose messages may be repeated where nothing was cut, stopped or killed."""
 LAG_SECONDS = 0.8
-"""So long after a message was sent, at most, the disk has it that it was."""
+"""Longest time from sending a message to its record on the disk."""
 
 
 class Read(NamedTuple):
-    """A message that came."""
+    """A message that arrived."""
 
     publish: Publish
     qos: int
     dup: bool
     at: float
     is_former: bool
-    """It came while a new subscription was asked for, which begins before it."""
+    """Whether it arrived while a new subscription was requested, which begins before it."""
 
 
 class Reader(Client):
-    """One client that replays."""
+    """A client that replays."""
 
     def __init__(self, world: World, name: str, plan: Plan, text: str, qos: int) -> None:
         super().__init__(world, name, home(name, world.workers_count), plan)
@@ -56,14 +57,14 @@ class Reader(Client):
         self.position = "earliest"
         self.reads: list[Read] = []
         self.resumes: list[float] = []
-        """When it asked for what follows its position, and when that was answered."""
+        """Times when it asked for the messages after its position, and when that was answered."""
         self.asked_in = 0
         """The session in which its subscription was answered."""
         self._asks = False
         self._present = False
 
     def start(self) -> None:
-        """Begin to live."""
+        """Subscribe, connect, and begin to disconnect and reconnect at random."""
         self.subscribe([(self.text, self.qos)])
         self.clock.after(self.clock.between(0.0, 2.0), self.connect)
         self.clock.after(self.clock.between(1.0, 3.0), self._live)
@@ -96,7 +97,7 @@ class Reader(Client):
     def _begin_period(self, text: str, qos: int) -> None:  # noqa: ARG002
         self.asked_in = self.session_number
         self._asks = False
-        self.resumes.append(self.clock.now)  # what came since it was asked for came for a subscription before
+        self.resumes.append(self.clock.now)  # messages since the request arrived by the subscription before
 
     def _delivered(self, publish: Publish, packet: wire.Packet, refused: bool = False) -> None:  # noqa: ARG002
         properties = dict(packet.properties["user_property"])
@@ -110,7 +111,7 @@ class Reader(Client):
 
 
 def make(world: World, seed: int) -> list[Reader]:
-    """Those of a world; by a chance of their own, so that worlds without them are what they are."""
+    """Return the readers of a world; with randomness of their own, so that worlds without them do not change."""
     chance = random.Random(seed)
     readers = []
     for number in range(chance.randrange(1, 4)):
@@ -120,7 +121,7 @@ def make(world: World, seed: int) -> list[Reader]:
 
 
 def behind(world: World) -> Iterator[str]:
-    """Who has not read to the end."""
+    """Yield a description of each replay that has not read to the end."""
     for worker in world.workers:
         for session in worker.node.sessions:
             for text, replay in (session.replays or {}).items():
@@ -131,7 +132,7 @@ def behind(world: World) -> Iterator[str]:
 
 
 def check_readers(world: World) -> None:
-    """See above."""
+    """Check the invariants in the module docstring."""
     for client in world.clients.values():
         if isinstance(client, Reader):
             _check_complete(world, client)
@@ -150,7 +151,7 @@ def _check_complete(world: World, reader: Reader) -> None:
         if publish.qos == 0 or publish.expiry is not None or publish.acknowledged is None or publish.reason >= 0x80:
             continue
         if lasting and reader.qos == 0:
-            continue  # of QoS 0 what was on its way is lost with a connection
+            continue  # QoS 0 messages in transit are lost with a connection
         raise Violation(
             f"{reader.name} (home {reader.home}) misses {publish}, acknowledged {publish.acknowledged}; it has resumed "
             f"at {reader.resumes[-3:]} and is at {reader.position}"
@@ -176,7 +177,7 @@ def _check_repeats(world: World, reader: Reader) -> None:
         copies[read.publish.number].append(read)
     for every in copies.values():
         if every[0].publish.sends > 1:
-            continue  # published again: several messages that nobody can tell from each other
+            continue  # published again: several messages that cannot be told apart
         for former, copy in itertools.pairwise(every):
             if copy.dup or _is_excused(world, reader, former, copy):
                 continue
@@ -186,7 +187,7 @@ def _check_repeats(world: World, reader: Reader) -> None:
 def _is_excused(world: World, reader: Reader, former: Read, copy: Read) -> bool:
     resumed = [at for at in reader.resumes if former.at <= at <= copy.at]
     if resumed:
-        # its position may have stood still while some worker said nothing
+        # its position may have stood still while some worker sent nothing
         begun = former.at - MOMENTS_SECONDS
         return resumed[0] - former.at <= MOMENTS_SECONDS or any(
             start <= resumed[0] and end >= begun for start, end in world.faults

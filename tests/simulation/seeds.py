@@ -13,12 +13,12 @@ MODES: tuple[Mode, ...] = ("survives", "volatile")
 
 
 def alternate(first: int, seeds: int) -> Iterator[tuple[int, Mode]]:
-    """Each seed in one mode."""
+    """Return each seed with one of the modes in turn."""
     return ((seed, MODES[seed % 2]) for seed in range(first, first + seeds))
 
 
 def attempt(run: tuple[int, Mode]) -> str | None:
-    """What a run broke and how to replay it; None: nothing."""
+    """Return the violation in a run and the command that replays it; None: no violation."""
     seed, mode = run
     try:
         World(seed, mode).run()
@@ -29,9 +29,9 @@ def attempt(run: tuple[int, Mode]) -> str | None:
 
 
 def failures(runs: Iterable[tuple[int, Mode]], jobs: int = 0, say: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Run them in as many processes as there are usable cores (or `jobs`); what failed, each as soon as it is known."""
+    """Run them in as many processes as there are usable cores (or `jobs`); return failures, and `say` each at once."""
     found = []
-    rarely = (200_000, 10, 10)  # a run keeps nearly all that it makes: the collector would walk through it for nothing
+    rarely = (200_000, 10, 10)  # a run keeps nearly all its objects: the collector would traverse them for nothing
     with multiprocessing.get_context("fork").Pool(jobs or usable_cores(), gc.set_threshold, rarely, 50) as pool:
         for failure in pool.imap_unordered(attempt, runs):
             if failure is not None:

@@ -1,4 +1,4 @@
-"""Whether the simulation would notice: with a part of what the disk must have left out, some seed breaks a promise."""
+"""The simulation notices defects: with some records of the disk left out, some seed breaks a promise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEDS = 60
 
 
 def noticed(first: int = 0) -> str:
-    """The first violation."""
+    """Return the first violation."""
     for seed in range(first, first + SEEDS):
         found = attempt((seed, "survives"))
         if found is not None:
@@ -24,7 +24,7 @@ def noticed(first: int = 0) -> str:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, families: bytes) -> None:
-    """The store forgets to put these records."""
+    """Make the store drop these records."""
     put = KeptStore.put
 
     def forgetful(store: KeptStore, key: bytes, value: bytes) -> None:
@@ -42,7 +42,7 @@ def test_a_family_of_records_that_is_not_there(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(log: StoredHandoff, sequence: int, part: Any, payloads: list[Any], entries: int) -> None:
-        """Nothing is put."""
+        """Store nothing."""
 
     monkeypatch.setattr(StoredHandoff, "append", forget)
     assert noticed(first=12)  # the first run that needs it

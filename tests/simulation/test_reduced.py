@@ -1,4 +1,4 @@
-"""What the simulation found, reduced: one node, or two links, driven step by step."""
+"""Defects found by the simulation, reduced: one node, or two links, driven step by step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from zmq_mesh.links import Link, LinkLimits
 
 
 class Silent:
-    """The node of a sibling that hears what it is told and does nothing."""
+    """The node of a sibling that ignores all calls."""
 
     def __getattr__(self, name: str) -> Any:
         return self._nothing
 
     def _nothing(self, *arguments: Any) -> None:
-        """Whatever it was."""
+        """Ignore the call."""
 
 
 class Wire:
-    """Takes the messages of a link."""
+    """Collects the messages of a link."""
 
     def __init__(self) -> None:
         self.messages: list[list[bytes]] = []
@@ -38,7 +38,7 @@ class Wire:
 
 
 class Bench:
-    """A worker without siblings; what its clients get is decoded."""
+    """A worker without siblings; the output to its clients is decoded."""
 
     def __init__(self, **limits: int) -> None:
         self.node = Node(0, 1, Settings(workers=1, limits=Limits(**limits)), MemoryStore(), QuietLog(None), 1000, 1000)
@@ -49,7 +49,7 @@ class Bench:
         return conn
 
     def send(self, conn: Connection, *packets: bytes) -> list[wire.Packet]:
-        """Bytes from the client, and what comes back until nothing moves."""
+        """Feed bytes of the client; return the answers once no more output follows."""
         self.node.dispatch.feed(conn, b"".join(packets))
         self.node.router.finish_tick()
         return self.output(conn)
@@ -62,7 +62,7 @@ class Bench:
         return list(packets(came))
 
     def lose(self, conn: Connection) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         conn.state = 3
         self.node.closing.closed(conn, 0, "connection lost")
         conn.state = 4
@@ -84,7 +84,7 @@ def packets(data: bytes) -> Any:
 
 
 def test_a_higher_qos_does_not_bring_what_was_sent_at_qos_0_again() -> None:
-    """A session that is behind raises a subscription from QoS 0: the log holds copies that it has had already."""
+    """A session that is behind and raises a subscription from QoS 0 does not get the copies in the log again."""
     bench = Bench(inflight_max=1)
     subscriber, other, publisher = bench.connect("subscriber"), bench.connect("other"), bench.connect("publisher")
     bench.send(subscriber, wire.subscribe(4, 1, ("a", 0), ("b", 1)))
@@ -102,7 +102,7 @@ def test_a_higher_qos_does_not_bring_what_was_sent_at_qos_0_again() -> None:
 
 
 def test_a_subscription_of_a_group_leaves_the_backlog_of_the_same_filter_alone() -> None:
-    """$share/g/a beside a: what waits for the latter is still delivered."""
+    """A subscription to $share/g/a leaves the messages queued for a subscription to a: they are still delivered."""
     bench = Bench(inflight_max=1)
     subscriber, publisher = bench.connect("subscriber"), bench.connect("publisher")
     bench.send(subscriber, wire.subscribe(4, 1, ("a", 1)))
@@ -115,7 +115,7 @@ def test_a_subscription_of_a_group_leaves_the_backlog_of_the_same_filter_alone()
 
 
 def test_redelivery_goes_on_when_the_outbox_was_too_full_for_it() -> None:
-    """A resumed session with a full window, and an outbox over its limit before all was sent again."""
+    """A resumed session gets its full window again, although that exceeds the limit of its outbox on the way."""
     bench = Bench(inflight_max=3, outbox_bytes_max=4096)
     subscriber, publisher = bench.connect("subscriber"), bench.connect("publisher")
     bench.send(subscriber, wire.subscribe(4, 1, ("a", 1)))
@@ -130,8 +130,8 @@ def test_redelivery_goes_on_when_the_outbox_was_too_full_for_it() -> None:
 
 
 def test_a_suback_waits_for_a_sibling_that_may_serve_by_what_it_was_told_before() -> None:
-    """A sibling that starts, or wakes, is ready by the interest number of our WELCOME. What is subscribed after that,
-    and before the sibling is ready here, it must have taken before the SUBACK leaves, or be away.
+    """A sibling that starts, or wakes, is ready by the interest number of our WELCOME. The SUBACK of a later SUBSCRIBE,
+    sent before the sibling is ready here, waits until the sibling has taken that interest or is away.
     """
     node = Node(0, 2, Settings(workers=2), MemoryStore(), QuietLog(None), 1000, 1000)
     assert node.interest is not None
@@ -142,12 +142,12 @@ def test_a_suback_waits_for_a_sibling_that_may_serve_by_what_it_was_told_before(
     far = Link(other, one, 1, Publisher(), Silent(), from_sibling.send, limits, 1.0)
     node.links = {other: link}
     far.tick(1.0)
-    link.receive(from_sibling.messages[0], 1.0)  # its HELLO: our WELCOME is out
+    link.receive(from_sibling.messages[0], 1.0)  # its HELLO: our WELCOME is sent
     conn = Connection()
     name = next(f"c{number}" for number in range(100) if home(f"c{number}", 2) == 0)
     node.dispatch.feed(conn, wire.connect(4, name) + wire.subscribe(4, 1, ("a", 1)))
     node.router.finish_tick()
     assert [packet.kind for packet in packets(node.router.state.take_output(conn))] == ["CONNACK"]
-    link.tick(1.0 + limits.link_silence_seconds_max + 0.1)  # it says nothing more: away
+    link.tick(1.0 + limits.link_silence_seconds_max + 0.1)  # it sends nothing more: away
     node.router.finish_tick()
     assert [packet.kind for packet in packets(node.router.state.take_output(conn))] == ["SUBACK"]

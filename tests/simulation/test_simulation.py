@@ -1,5 +1,6 @@
 """Seeded worlds of workers, links and clients, without sockets (see tests.simulation.world). A failure names its seed:
-`python -m tests.simulation --seed N --mode volatile -v` tells its story.
+`python -m tests.simulation --seed N --mode volatile -v` prints its events.
+
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SOME = 25
 
 
 def pieces(count: int, marks: Any = (), first: int = 0) -> list[Any]:
-    """(first seed, seeds, processes): a thousand seeds in parts, which run at the same time as other tests do."""
+    """Return (first seed, seeds, processes): a thousand seeds in parts, which run at the same time as other tests."""
     return [pytest.param(first + at, 25, 1, marks=marks) for at in range(0, count, 25)]
 
 
@@ -30,7 +31,7 @@ def pieces(count: int, marks: Any = (), first: int = 0) -> list[Any]:
     ],
 )
 def test_promises_hold(first: int, seeds: int, jobs: int) -> None:
-    """Nothing acknowledged is lost, QoS 2 once, order, one session, SUBACK promise, limits, books."""
+    """Nothing acknowledged is lost; QoS 2 once, order, one session, SUBACK promise, limits and counters hold."""
     found = failures(alternate(first, seeds), jobs, say=print)
     assert not found, "\n".join(found)
 
@@ -45,14 +46,14 @@ def test_promises_hold(first: int, seeds: int, jobs: int) -> None:
     ids=len,
 )
 def test_promises_hold_where_packets_are_divided(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SUBSCRIBE or UNSUBSCRIBE of two filters is carried out in two ticks."""
+    """The promises hold where a SUBSCRIBE or UNSUBSCRIBE of two filters is executed in two ticks."""
     monkeypatch.setattr(subscribing, "AT_ONCE", 1)
     found = failures(alternate(seeds.start, len(seeds)), say=print)
     assert not found, "\n".join(found)
 
 
 def test_a_seed_decides_everything() -> None:
-    """The same seed is the same run: otherwise a failure could not be replayed."""
+    """Two runs of the same seed are equal: otherwise a failure could not be replayed."""
     world = World(7, "volatile")
     assert world.run() == World(7, "volatile").run()
     assert world.events >= EVENTS

@@ -1,20 +1,21 @@
-"""One worker's process without its process: a Node, its links and its connections, driven as broker.worker.process
+"""One worker without its process: a Node, its links and its connections, driven as broker.worker.process
 drives them.
 
-What is the real thing: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
-sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its
+Real parts: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
+sockets (awake, flush, tick, down). Imitated parts, which must be kept in sync: the reactor's end of a round and its
 reading (pyx.io.reactor.round_end, close_asked, flush, read), broker.worker.process.Worker (its tick), and beside it
 mesh.WorkerMesh (coalescing) and handoffs.Handoffs.
 
-A worker ends between two ticks. What its end means:
+A worker ends between two ticks. The effect depends on the mode:
 
-volatile    the memory store: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
-survives    a store that keeps (tests.kept_store), on a disk that takes its time: batches become durable in their order,
-            each some milliseconds later. When the worker is killed nothing remains but what was durable, and sometimes
+volatile    the memory store: sessions, log, hand-off and retained messages are lost with the worker; a new Node starts.
+survives    a store that keeps (tests.kept_store), on a disk with latency: batches become durable in their order,
+            each some milliseconds later. A kill leaves only what was durable, and sometimes
             some batches more; a new Node is made of these by broker.worker.recovery and
-            broker.persistence.handoff_log, as a worker does that starts. Lost is what RAM alone held: every connection
+            broker.persistence.handoff_log, as in a worker that starts. Lost is what was only in RAM: every connection
             (with its bytes in both directions, pending acks and open questions), every session that ends with its
-            connection, QoS 0 on its way. Siblings keep the interest of a worker that is gone.
+            connection, QoS 0 in transit. Siblings keep the interest of a worker that is gone.
+
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ HANDOFF_SECONDS = 5.0
 
 
 class QuietLog(Log):
-    """Says what the broker logs when the run is to be read."""
+    """Forwards the broker's log lines when the run is printed."""
 
     __slots__ = ("_say",)
 
@@ -88,7 +89,7 @@ class QuietLog(Log):
 
 
 class SimulatedNode(Node):
-    """Tells the world what it drops."""
+    """Reports its drops to the world."""
 
     def __init__(self, worker: Worker, log: Log, store: Store) -> None:
         self.worker = worker
@@ -97,9 +98,9 @@ class SimulatedNode(Node):
             worker.index, world.workers_count, world.settings, store, log, clock.monotonic_ms, clock.broker_ms,
             clock_cell=world.clock_cell,
         )  # fmt: skip
-        if world.seed % 2:  # what is logged under more filters is appended in pieces
+        if world.seed % 2:  # messages logged under more filters are appended in pieces
             self.router.journal.laid_at_once = 1 + world.seed // 2 % 3
-        if world.seed % 3:  # ... and of a sibling's batch one message is taken after the other
+        if world.seed % 3:  # ... and messages of a sibling's batch are taken one at a time
             self.router.state.batch_turn = 1
 
     def queue_full(self, session: Any, dropped: int) -> None:
@@ -136,7 +137,7 @@ class SimulatedMesh(Mesh):
 
 
 class Worker:
-    """What broker.worker.process.Worker is to a process."""
+    """The counterpart of broker.worker.process.Worker, without a process."""
 
     node: SimulatedNode
     mesh: SimulatedMesh
@@ -150,13 +151,13 @@ class Worker:
         self.stopped = False
         self.listening = False
         self.backlog: list[Line] = []
-        """Accepted by the kernel; it outlives the process."""
+        """Connections accepted by the kernel; they outlive the process."""
         self.handed: deque[tuple[Line, bytes, float]] = deque()
-        """Lines of other workers with what was read of them and their deadline; outlives the process too."""
+        """Lines from other workers with the bytes read from them and their deadline; they outlive the process too."""
         self.wall_clock = WallClock(world.clock)
         archive = KeptArchive([readers.ARCHIVED.encode()]) if world.archives else None
         self.disk = KeptStore(manual=True, archive=archive)
-        """What survives (survives)."""
+        """The disk, which outlives the process (survives)."""
         self._written = 0
         self._durable_at = 0.0
         self._stored_due = False
@@ -174,7 +175,7 @@ class Worker:
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
-        """A new process: with nothing (volatile), or with what the disk kept (survives)."""
+        """Start a new process: with nothing (volatile), or with the content of the disk (survives)."""
         world = self.world
         self.incarnation += 1
         self.alive, self.stopped, self.listening = True, False, False
@@ -215,7 +216,7 @@ class Worker:
         """SIGKILL between two ticks."""
         world = self.world
         if world.survives and self.clock.chance(0.5):
-            # the disk has more than this worker has heard of
+            # the disk has more than this worker was notified of
             self.disk.sync(self.clock.random.randrange(len(self.disk.batches) - self.disk.durable + 1))
         lost = {peer: kept_payloads(link) for peer, link in self.mesh.links.items() if link.handoff_bytes}
         shares = self._shares()
@@ -233,8 +234,8 @@ class Worker:
         self.node.router.abandon()
 
     def _shares(self) -> list[bytes]:
-        """The payloads that this worker's memory holds for share groups: in sessions, links, and what is to be sent.
-        (survives: in sessions that end with their connection, and what nobody has been told is safe.)
+        """Return the payloads that this worker's memory holds for share groups: in sessions, links and unsent batches.
+        (survives: in sessions that end with their connection, and payloads that were never acknowledged.)
         """
         node = self.node
         shares = [
@@ -262,7 +263,7 @@ class Worker:
     # ------------------------------------------------------------ the disk
 
     def _write(self) -> None:
-        """The writer thread takes what was flushed."""
+        """Let the writer thread take the flushed batches."""
         if not self.world.survives or len(self.disk.batches) == self._written:
             return
         self._written = written = len(self.disk.batches)
@@ -295,13 +296,13 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Alive and not stopped."""
+        """Whether it is alive and not stopped."""
         return self.alive and not self.stopped
 
-    # ------------------------------------------------------------ what wakes it
+    # ------------------------------------------------------------ events that wake it
 
     def wake(self) -> None:
-        """Something came: the loop will look soon."""
+        """Make the loop run soon, because of an event."""
         if self.alive and not self._awake_due:
             self._awake_due = True
             incarnation = self.incarnation
@@ -318,17 +319,17 @@ class Worker:
         self.wake()
 
     def connected(self, line: Line) -> None:
-        """The kernel accepted a connection for this worker's socket."""
+        """Handle a connection that the kernel accepted for this worker's socket."""
         self.backlog.append(line)
         self.wake()
 
     def writable(self, peer: int) -> None:
-        """The transport to that peer takes messages again."""
+        """Handle a transport to that peer that accepts messages again."""
         if self.running:
             self.mesh.links[sibling(peer)].writable(self.clock.now)
 
     def sibling_down(self, peer: int, incarnation: int) -> None:
-        """The supervisor says that it reaped that incarnation."""
+        """Handle the supervisor's notice that it reaped that incarnation."""
         if self.alive:
             self._controls.append((peer, incarnation))
             self.wake()
@@ -429,7 +430,7 @@ class Worker:
             data = bytes(line.up[:most])
             del line.up[:most]
             self.node.dispatch.feed(conn, data)
-            self._again = True  # the packet budget of the tick may have left something
+            self._again = True  # the packet budget of the tick may have left some packets
             if line.up:
                 self.wake()
                 return
@@ -446,7 +447,7 @@ class Worker:
         self.node.router.state.set_time(clock.monotonic_ms, clock.broker_ms, self.wall_clock.us)
 
     def finish(self) -> None:
-        """The end of a round for work that did not come from a client."""
+        """The end of a round for work that no client caused."""
         self._set_time()
         self._round()
 
@@ -467,7 +468,7 @@ class Worker:
                 line = self.lines.get(conn)
                 if line is not None and not line.want_write:
                     self._flush(line)
-        router.finish_tick()  # what _flush made ready; its output leaves with the next round
+        router.finish_tick()  # made ready by _flush; its output leaves with the next round
         self._write()
         if router.state.closing or router.state.divided or router.state.unfinished:
             self._again = True
@@ -579,7 +580,7 @@ class Worker:
         if self.node.links:
             self.mesh.flush(self.clock.now)
 
-    # ------------------------------------------------------------ connections that live elsewhere
+    # ------------------------------------------------------------ connections whose home is elsewhere
 
     def _hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
         line = self.lines.pop(conn)
@@ -611,7 +612,7 @@ class Worker:
 
 
 def kept_payloads(link: Link) -> list[bytes]:
-    """The payloads of what lies in the link's hand-off log in RAM: acknowledged to publishers, and not at the peer."""
+    """Return the payloads of the link's hand-off log in RAM: acknowledged to publishers, and not at the peer."""
     return [
         bytes(entry.payload)
         for item in link._stream.kept

@@ -1,16 +1,17 @@
-"""One simulated host: workers, their links, clients, and a seeded fate.
+"""One simulated host: workers, their links, clients, and faults, all by a seed.
 
-`World(seed, mode).run()` raises Violation or comes to rest. The seed decides everything: how many workers and clients,
-the limits, who does what when, what breaks. First a stretch of life with faults, then calm (everything heals, everybody
-reconnects and reads fast) until nothing moves any more: that it comes to rest at all is a check of its own. Then the
-books are closed (tests.simulation.checkers).
+`World(seed, mode).run()` raises Violation or ends at rest. The seed decides everything: how many workers and clients,
+the limits, each action and its time, each fault. A phase of traffic with faults is followed by calm (everything heals,
+all clients reconnect and read fast) until there is no more activity; the world must come to rest. Then the final checks
+run (tests.simulation.checkers).
 
-Faults: killed workers (the supervisor restarts them), stopped ones (SIGSTOP, SIGCONT), links that break and lose what
-is under way, slow links, connections that are reset, clients that read slowly, take over themselves, or give up
+Faults: killed workers (the supervisor restarts them), stopped ones (SIGSTOP, SIGCONT), links that break and lose
+messages in transit, slow links, connections that are reset, clients that read slowly, take over themselves, or give up
 waiting.
 
 Not modelled: TLS and WebSocket, keep-alive (its timers are the reactor's), authentication, more than one host, clocks
 that step, a full or failing disk, malformed bytes (tests/fuzz), and time spent inside a tick.
+
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Mode = Literal["survives", "volatile"]
 FOREVER = 0xFFFFFFFF
 REST_SECONDS = 60.0
 EVENTS = 500
-"""Of one run, before it calms down."""
+"""Number of events of one run, before it calms down."""
 SILENCE_SECONDS = 1.5
 CHECK_EVERY = 12
 PLAIN = [f"t/{a}/{b}" for a in range(3) for b in "xy"]
@@ -53,7 +54,7 @@ SHARED = [f"s/{name}/{number}" for name in GROUPS for number in range(2)]
 
 
 class World:
-    """Everything of one run."""
+    """The state of one run."""
 
     def __init__(self, seed: int, mode: Mode, say: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -91,7 +92,7 @@ class World:
             ),
         )
         self.archives = self.survives and seed % 4 == 0
-        """Some topics are archived, and some clients replay them."""
+        """Whether some topics are archived, and some clients replay them."""
         self.disconnects_when_full = self.settings.queue_full == "disconnect"
         self.link_limits = LinkLimits(
             peer_outbox_bytes_max=pick([2000, 20_000]) if self.small_links else 8 << 20,
@@ -110,16 +111,16 @@ class World:
         }
         self.clients: dict[str, Client] = {}
         self.anchors: list[str] = []
-        """Clients that stay in their groups for good; others come and go."""
+        """Clients that stay in their groups for the whole run; others join and leave."""
         self.calming = False
         self.faults: list[tuple[float, float]] = []
         self.kills: list[tuple[float, int]] = []
         self.cuts: list[tuple[int, int, float, float]] = []
         self.losses_booked = 0
-        """By workers that were killed: see `checkers.booked_losses`."""
+        """Losses of workers that were killed: see `checkers.booked_losses`."""
         self._ticks = 0
         self.events = 0
-        """Deeds of clients and faults so far."""
+        """Number of clients' actions and faults so far."""
         for number in range(clock.random.randrange(5, 12)):
             self._new_client(f"c{number}", self._plan())
         if self.archives:
@@ -136,19 +137,19 @@ class World:
         client = self.clients[name] = Client(self, name, home(name, self.workers_count), plan)
         return client
 
-    # ------------------------------------------------------------ what the parts ask
+    # ------------------------------------------------------------ services for the parts
 
     def tell(self, text: str) -> None:
-        """A line of the story, for `-v`."""
+        """Print an event of the run, for `-v`."""
         if self.say is not None:
             self.say(f"{self.clock.now:9.4f} {text}")
 
     def channels_to(self, worker: int) -> list[Channel]:
-        """All that end at this worker."""
+        """Return all channels that end at this worker."""
         return [channel for (_, target), channel in self.channels.items() if target == worker]
 
     def open_line(self, client: Client) -> Line:
-        """A TCP connection: the kernel gives it to any of the listening sockets."""
+        """Open a TCP connection: the kernel gives it to any of the listening sockets."""
         delay = self.clock.between(0.0001, 0.01)
         line = Line(self.clock, client, client.lines_count, delay, 2000 if client.plan.slow else 1 << 30)
         worker = self.clock.random.choice(self.workers)
@@ -157,29 +158,29 @@ class World:
         return line
 
     def plain_topic(self) -> str:
-        """One of the topics of plain subscriptions."""
+        """Return one of the topics of plain subscriptions."""
         return self.clock.random.choice(PLAIN)
 
     def padding(self) -> int:
-        """How much longer a payload is than its number."""
+        """Return how many bytes a payload has beyond its number."""
         if not self.large_payloads:
             return 0
         return self.clock.random.choice([0, 0, 100, 3000, 9000])
 
     def queue_dropped(self, client_id: str, dropped: int) -> None:
-        """A full queue cost that many."""
+        """Record messages dropped by a full queue."""
         drops = self.history.queue_drops
         drops[client_id] = drops.get(client_id, 0) + dropped
 
     def after_tick(self, worker: Worker) -> None:
-        """Between two ticks of a worker."""
+        """Check a worker between two ticks."""
         self._ticks += 1
         if self._ticks % CHECK_EVERY == 0:
             checkers.check_worker(worker)
 
     def worker_killed(self, index: int, lost: dict[Peer, list[bytes]], shares: list[bytes], booked: int) -> None:
-        """What the clients cannot know yet; `lost`: payloads that only this worker's memory held for a peer; `shares`:
-        those that it held for members of groups; `booked`: see `checkers.booked_losses`.
+        """Record losses that the clients cannot know yet; `lost`: payloads that only this worker's memory held for a
+        peer; `shares`: those that it held for members of groups; `booked`: see `checkers.booked_losses`.
         """
         self.kills.append((self.clock.now, index))
         self.losses_booked += booked
@@ -197,10 +198,10 @@ class World:
                     publish.lost_for.add(peer)
 
     def cut_off(self, client: Client, publish: Publish, since: float, shared: bool = False) -> bool:
-        """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for
-        longer than link_silence_seconds_max (inside a host that does not happen to workers that run). A worker that is
-        stopped meanwhile may be told only when it goes on. A message for a group may have come to the member's worker
-        by way of any other: of one whose member had it and left.
+        """Return whether the SUBACK promise is void: subscribed while the links between two running workers were broken
+        for longer than link_silence_seconds_max (inside a host that does not happen to running workers). A worker that
+        is stopped meanwhile may be notified only when it continues. A message for a group may have reached the member's
+        worker through any other worker: one whose member had it and left.
         """
         pair = {client.home, publish.publisher.home}
         assert publish.started is not None
@@ -212,7 +213,7 @@ class World:
         )
 
     def calm(self, client: Client, publish: Publish) -> bool:
-        """Whether even QoS 0 must have arrived: no fault near, and an outbox that takes a tick full of messages."""
+        """Return whether even QoS 0 must have arrived: no fault near, and an outbox with room for a tick's messages."""
         at = publish.started
         assert at is not None
         return (
@@ -227,7 +228,7 @@ class World:
     # ------------------------------------------------------------ life
 
     def run(self) -> str:
-        """Live, calm down, close the books. Returns a digest of what happened."""
+        """Run traffic, calm down, and make the final checks. Returns a digest of the run."""
         for worker in self.workers:
             worker.start()
         self._start_clients()
@@ -437,8 +438,8 @@ class World:
                 )
 
     def _links_stand(self, killed: float) -> float:
-        """When the links of a worker that was killed stand again at the latest: a restart takes up to a second, and
-        longer where other faults fall into it. What its siblings have for it until then is lost.
+        """Return the latest time when the links of a killed worker are up again: a restart takes up to a second, and
+        longer if other faults overlap. Messages of its siblings for it until then are lost.
         """
         stands = killed + 1.5
         for begun, ended in sorted(self.faults):
@@ -447,7 +448,7 @@ class World:
         return stands
 
     def _check_retained(self) -> None:
-        """Every worker knows the last retained message of each topic."""
+        """Check that every worker has the last retained message of each topic."""
         probes = []
         for worker in self.workers:
             names = (f"probe{number}" for number in range(1000))
@@ -461,7 +462,7 @@ class World:
         for topic in RETAINED:
             sent = [each for each in self.history.publishes if each.topic == topic and each.sends]
             sure = [each for each in sent if self._is_surely_kept(each)]
-            # what had ended before the last one of these began was replaced by it
+            # any publish that ended before the last of these began was replaced by it
             last = max((each.started or 0.0 for each in sure), default=0.0)
             allowed = {each.number for each in sent if ends.get(each.number, float("inf")) >= last}
             for probe in probes:
@@ -474,13 +475,13 @@ class World:
                     raise Violation(f"{probe.name} (home {probe.home}) got {got} of {topic}, allowed {sorted(allowed)}")
 
     def _is_surely_kept(self, publish: Publish) -> bool:
-        """Whether its owner has had it and, but for a newer one, has it still."""
+        """Return whether its owner has received it and still has it, or a newer one."""
         keeper = owner(publish.topic.encode(), self.workers_count)
         if publish.acknowledged is None or publish.reason >= 0x80:
             return False
         if self.survives:
             return True
-        # it did not lie in the memory of a worker that was killed, its publisher's or its owner's
+        # it was not in the memory of a killed worker, its publisher's or its owner's
         return keeper not in publish.lost_for and not any(
             index == keeper and self._links_stand(at) > (publish.started or 0.0) for at, index in self.kills
         )
