@@ -1,4 +1,4 @@
-"""A broker that is not ours, for all tests of the load tools."""
+"""Fixture for all tests of the load tools: a foreign broker, Debian's mosquitto."""
 
 from __future__ import annotations
 
