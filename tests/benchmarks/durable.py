@@ -244,7 +244,7 @@ def _took_all(address: tuple[str, int], session: int, messages: int) -> bool:
     with _dial(address) as client:
         client.sendall(wire.connect(4, client_id, clean=False))
         came = _take(client, 4 + messages * size)
-        return came[:4] == b"\x20\x02\x01\x00" and (came[4] | 0x08) == 0x3A  # sent before the restart: DUP
+        return came[:4] == b"\x20\x02\x01\x00" and (came[4] | 0x08) == 0x3A  # DUP if it was sent before the restart
 
 
 def _slowest_ping(address: tuple[str, int], seconds: float) -> float:

@@ -1,4 +1,6 @@
-"""The times of interruptions can be measured. How long they are is in docs/benchmarks.md: a busy machine decides."""
+"""The times of interruptions can be measured. docs/benchmarks.md has the results, which depend on the load of the
+machine.
+"""
 
 from __future__ import annotations
 

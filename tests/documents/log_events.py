@@ -191,7 +191,7 @@ def with_table(document: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     match arguments:
         case ["--write", file]:
             path = Path(file)

@@ -1,4 +1,4 @@
-"""Fixture for all tests of the load tools: a foreign broker, Debian's mosquitto."""
+"""Fixture for all tests of the load tools: Debian's mosquitto, a third-party broker."""
 
 from __future__ import annotations
 

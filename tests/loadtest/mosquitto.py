@@ -1,5 +1,5 @@
-"""Debian's mosquitto with a listener for each transport of the load tools: a foreign broker, with features that mqttd
-lacks so far.
+"""Debian's mosquitto, a third-party broker, with a listener for each transport of the load tools, and with features
+that mqttd lacks so far.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ keyfile {directory}/server.key
 
 
 def certificates(directory: Path) -> None:
-    """Make ca.pem, other-ca.pem, and server.pem for 127.0.0.1 and client.pem, both signed by ca.pem; a .key beside
-    each.
-    """
+    """Make ca.pem, other-ca.pem, server.pem for 127.0.0.1 and client.pem (both signed by ca.pem), each with a .key."""
     _certificate(directory, "ca", "/CN=authority")
     _certificate(directory, "other-ca", "/CN=somebody else")
     _certificate(directory, "server", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1")

@@ -14,9 +14,7 @@ Fault = Callable[[int, bytes], list[bytes]]
 
 
 class Stub:
-    """A broker for CONNECT, SUBSCRIBE, PUBLISH at QoS 0 and 1, and DISCONNECT; every subscriber gets everything at QoS
-    0.
-    """
+    """Handles CONNECT, SUBSCRIBE, PUBLISH at QoS 0 and 1, and DISCONNECT; sends all subscribers everything at QoS 0."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ def test_real_brokers_in_turn(tmp_path: Path) -> None:
 
 
 def test_idle_connections_are_counted() -> None:
-    """Idle connections cost memory, with enough of them to exceed what a worker frees after its start."""
+    """The memory of idle connections is counted: 4,000 take more than a worker frees after its start."""
     scenario = compare.Scenario("few", "", "conn -c 4000 -i 0", (), ())
     options = compare.parser().parse_args(SHORT)
     figures, said = compare.once(scenario, brokers.KNOWN["mqttd-single"], PLAIN, options)

@@ -64,9 +64,7 @@ def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
 
 
 def test_a_process_that_hears_late_of_the_end_is_waited_for(broker: BrokerProcess) -> None:
-    """A process that sees the end late publishes until then; the subscribers of other processes receive those messages
-    too.
-    """
+    """The process publishes until it sees the end; the other processes' subscribers receive those messages, too."""
     found = flood(
         broker.address[1], "fanout", "-c", "6", "--rate", "600", "--processes", "2", "-t", "late/%i",
         module="tests.loadtest.hard_of_hearing",
@@ -77,9 +75,7 @@ def test_a_process_that_hears_late_of_the_end_is_waited_for(broker: BrokerProces
 
 
 def test_payloads_of_a_file_beside_others(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Payloads are checked as sent: 16 bytes of head, the file, 4 bytes of checksum; or the given number of bytes in
-    all.
-    """
+    """Payloads are checked as sent: 16 bytes of head, the file, 4 bytes of checksum; or the given bytes in all."""
     file = tmp_path / "reading"
     file.write_bytes(bytes(range(256)) * 10)
     found = flood(broker.address[1], "pair", "-c", "2", "--rate", "800", "--payload", f"3:64,1:{file}", "-t", "file/%i")

@@ -115,7 +115,7 @@ def test_it_is_not_tied_to_mqttd(mosquitto: Mosquitto, scheme: str) -> None:
 
 
 def test_workers_of_a_distributed_run_get_the_options(mosquitto: Mosquitto) -> None:
-    """Options name files, which are not transferred; latencies use the wall clock."""
+    """Workers get the names of files, not their content; latencies use the wall clock."""
     found = Outcome(
         mosquitto.url("mqtts"), *trust(mosquitto, "mqtts"), "--processes", "2", "--client-prefix", "distributed-",
         users=6, seconds=15,

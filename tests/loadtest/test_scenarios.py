@@ -49,7 +49,7 @@ RESTART: Final = "-u 9 -r 100 -t 12s --every 2 --fail-if lost>0"
 PATIENCE: Final = "60"
 """Maximum seconds of any wait; successful requests never take this long."""
 CONNECT_SECONDS: Final = "5"
-"""A silent connection is refused within the time of its run; no honest client is this slow."""
+"""Short enough to refuse silent connections within their run; no honest client is this slow."""
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_files_have_the_rows_and_the_types_of_those_that_spark_writes(
     ]
     assert len(rows[0]) == 1800
     assert rows[0] == rows[1]
-    # and for readers that use only the files
+    # also for readers that use only the files
     inferred = [spark.read.parquet(str(tmp_path / name / "messages")).schema for name in ("mine", "others")]
     assert inferred[0] == inferred[1]
     assert {field.name: field.dataType.simpleString() for field in inferred[0]} == {

@@ -189,7 +189,7 @@ def check_tables(directory: Path, sized: Sized) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, LONGEST - 1, LONGEST])
 def test_fields_of_every_length_from_the_door_to_spark(tmp_path: Path, size: int) -> None:
-    """Fields keep their values when stored, restarted, moved to two workers, copied, read as tables, and sent again."""
+    """Fields keep their values after a restart, a move to two workers and a copy, in tables, and when sent again."""
     sized = Sized(size)
     host = on_disk(paths(tmp_path, 1), limits=LIMITS)
     sized.connected(host)
