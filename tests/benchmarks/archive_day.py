@@ -237,7 +237,7 @@ class _Day:
         client.close()
 
     def cancelled(self, name: str, readers: int) -> None:
-        """Measure the time after readers close, a second after they began."""
+        """Measure the remaining costs of readers that close a second after their start."""
         client = self._client(name)
         client.subscribe(*((_absent(100 + number), 0) for number in range(readers)), properties=_EARLIEST)
         let_pass(1.0)

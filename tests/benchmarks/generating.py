@@ -49,9 +49,7 @@ ROWS: Final = (
 
 
 def sink(listener: socket.socket, answers: Connection, core: int) -> None:
-    """Run the sink in a process: accept connections, and count until the number of sent messages arrives; answer the
-    count.
-    """
+    """Run a sink: accept connections and count until the number of sent messages arrives, then answer the count."""
     os.sched_setaffinity(0, {core})
     shared = Shared(1, 1)
     into = Sink(

@@ -29,9 +29,7 @@ class Echo(MqttUser):
     wait_time = constant_pacing(PERIOD_SECONDS) if PERIOD_SECONDS else constant(0)
 
     def on_start(self) -> None:
-        """Connect and subscribe after a random delay: locust starts users in bursts, and they should not publish in
-        bursts.
-        """
+        """Connect and subscribe after a random delay: locust starts users in bursts, but they should publish evenly."""
         gevent.sleep(random.uniform(0, PERIOD_SECONDS))
         super().on_start()
         self.own_topic = self.filled("echo/%c")

@@ -135,7 +135,7 @@ class Row(NamedTuple):
     what: str
     sizes: Sizes
     most: int
-    """Maximum bytes required; 0: no requirement."""
+    """Maximum bytes allowed; 0: no maximum."""
 
 
 def at_rest(path: Path, *families: bytes) -> Sizes:

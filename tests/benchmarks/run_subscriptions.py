@@ -4,7 +4,7 @@
 
 1,000 clients (at 1,000 filters 10) share the filters evenly. "match": a topic drawn at random from as many as there
 are filters, so that neither the result cache nor the processor's caches help at a million (at 1,000 the result cache
-holds all). "none": the same with a last byte that no filter has. "cached": one of 500 topics asked before. Bytes are
+holds all). "none": the same with a last byte that no filter has. "cached": one of 500 topics matched before. Bytes are
 the growth of the process's PSS (/proc/self/smaps_rollup) divided by the filters: Filter, subscriber, the session's
 Membership, hash table, trie and malloc's overhead. "slowest": of a single hold + add. Times are the best of three
 passes over the same topics. Each shape is measured in a separate process.

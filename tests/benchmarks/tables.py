@@ -144,9 +144,7 @@ def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) 
 
 
 def figures_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
-    """Return the table of every variant's figures; the ratio is that of CPU to the first variant (mosquitto where
-    present).
-    """
+    """Return the table of each variant's figures, with its CPU ratio to the first variant (mosquitto where present)."""
     lines = [_row(("scenario", "broker", "figures", "spread", "CPU ratio", "remark")), "|---|---|---|---:|---:|---|"]
     for scenario in scenarios:
         result = results.get(scenario.name)

@@ -1,6 +1,4 @@
-"""The times of interruptions can be measured. docs/benchmarks.md has the results, which depend on the load of the
-machine.
-"""
+"""The times of interruptions can be measured. Results, which depend on the load of the machine: docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -177,9 +177,7 @@ def _parsed(path: Path) -> ast.Module:
 
 @functools.cache
 def texts(error: str) -> list[str]:
-    """Return the lines raised as this error in this module (`print`: printed before it exits); placeholders are in
-    capitals.
-    """
+    """Return the lines raised as this error in this module (`print`: printed before exit), placeholders in capitals."""
     module, _, name = error.rpartition(".")
     tree = _parsed((ROOT / module.replace(".", "/")).with_suffix(".py"))
     known = {

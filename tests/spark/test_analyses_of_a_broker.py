@@ -55,9 +55,7 @@ def work(broker: Mqttd) -> None:
 
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a directory of two snapshots: of the running broker, and of the stopped one with the counters of its last
-    minute.
-    """
+    """Return a directory of two snapshots: of the running broker, and of the stopped one with its last minute."""
     base = tmp_path_factory.mktemp("analysed")
     (base / "all").mkdir()
     broker = Mqttd(2, {**CONFIG, "data_dir": base / "data"})

@@ -91,9 +91,7 @@ class Host:
     def snapshot(
         self, name: str, hour: int, workers: list[tuple[int, int, range]], stores: int = 2, host: str = "host"
     ) -> Path:
-        """Make a snapshot. `workers`: tuples of a worker, the number of messages before, and the messages in the
-        snapshot.
-        """
+        """Make a snapshot. `workers`: (worker, number of messages before, messages in the snapshot) of each."""
         path = self.directory / name
         records: list[list[tuple[bytes, bytes]]] = [[] for _ in range(stores)]
         for worker, before, seconds in workers:

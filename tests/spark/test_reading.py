@@ -28,9 +28,7 @@ BLOCK = 25
 
 
 def fleet(worker: int) -> Iterator[StoredMessage]:
-    """Yield a day of a worker's messages: 100 first levels, a few of them in each block, as a broker's ticks write
-    them.
-    """
+    """Yield a worker's messages of a day: 100 first levels, a few of them in each block, as ticks write them."""
     chosen = random.Random(worker)
     for number in range(HOURS * PER_HOUR):
         at = START.timestamp() + number * 3600 / PER_HOUR
