@@ -28,7 +28,7 @@ def test_a_thousand_sessions_cost_a_message_no_more_than_one(tmp_path: Path) -> 
 
 
 def test_writing_is_counted(tmp_path: Path) -> None:
-    """All messages are given to LevelDB and written to its log, even if the traffic is merged into few commits."""
+    """All messages are given to LevelDB and written to its log, whatever is merged on the way."""
     for what, qos, is_online in on_disk.TRAFFIC:
         found = on_disk.written(tmp_path / f"{qos}-{is_online}", what, qos, is_online, 2000, 0.2)
         assert found.messages == 400
