@@ -47,7 +47,7 @@ PAYLOAD = LIMITS.packet_bytes_max
 PROPERTIES = LIMITS.user_property_bytes_max + 4 * U16
 IDENTIFIERS = LIMITS.filters_per_session_max * 5
 WORKERS = 64
-#: Length at which a list is tried that only the memory of the machine bounds
+#: Length of tried lists that only the memory of the machine bounds
 MANY = 1000
 
 MODULES: Sequence[ModuleType] = (

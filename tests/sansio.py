@@ -1,4 +1,4 @@
-"""Workers without sockets, processes and clock, for tests of the data path: bytes go in, packets come out.
+"""Workers without sockets, processes and clock, for tests of the data path: bytes in, packets out.
 
 `Host` is one or more Nodes with memory stores (or given ones); their links are the real ones, over lists instead of
 ZeroMQ. `Peer` is an MQTT client at the other end of a Connection without a socket: its bytes are fed to the dispatch,
@@ -263,7 +263,7 @@ class Host:
         return moved
 
     def kill(self, worker: int) -> None:
-        """Kill a worker as by SIGKILL: cut its links, and tell its siblings that it was reaped."""
+        """Kill a worker as by SIGKILL: cut its links, and notify its siblings that it was reaped."""
         for node in self.nodes:
             if node.index != worker:
                 self.held |= {(worker, node.index), (node.index, worker)}
@@ -399,7 +399,7 @@ class Peer:
         return packet
 
     def silent(self) -> None:
-        """Assert that no further packet comes."""
+        """Assert that no further packet arrives."""
         self.host.settle()
         assert not self.packets, self.packets
 

@@ -17,7 +17,7 @@ def _hmac(key: bytes, message: bytes) -> bytes:
 
 
 class ScramClient:
-    """One exchange. `header`: the gs2-header, which a test may set to a wrong one."""
+    """One SCRAM exchange. `header`: the gs2-header, which a test may set to a wrong one."""
 
     def __init__(self, user: str, password: str, header: str = "n,,") -> None:
         self.header = header

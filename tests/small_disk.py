@@ -25,7 +25,7 @@ def mounted(path: Path, size: str) -> Iterator[Path]:
         pytest.skip(f"mounting a small disk takes root: {done.stderr.decode().strip()}")
     try:
         yield path
-    finally:  # lazily: a test that fails may have left something open
+    finally:  # lazily: a failed test may have left a file open
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
@@ -35,7 +35,7 @@ def grow(disk: Path, size: str) -> None:
 
 
 def fill(disk: Path) -> Path:
-    """Fill the disk to the last byte; return the file that does."""
+    """Fill the disk to the last byte; return the file that takes the space."""
     others = disk / "others"
     with others.open("ab", buffering=0) as file:
         for size in _PIECES:

@@ -1,4 +1,4 @@
-"""Waits without a socket, which tests use from here only: all other waits block with a deadline."""
+"""Waits without a socket. Tests use them from here only: all other waits block with a deadline."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ v3.1.1 and v5 are ``version`` 3, 4 and 5. It has three layers; use the lowest th
 * builders (``connect``, ``publish``, ``subscribe``, ...) return the bytes of one packet;
 * ``decode`` turns the bytes of one packet of any kind into a ``Packet``; fields that it lacks have their defaults;
 * ``Client`` has the socket. Every read has a deadline; ``expect(kind, **fields)`` reads *the next* packet and compares
-  the given fields; ``expect_closed`` and ``expect_silence`` assert that nothing more comes. Methods named after a
+  the given fields; ``expect_closed`` and ``expect_silence`` assert that nothing more arrives. Methods named after a
   packet (``client.subscribe``) do the whole exchange, and keep packets that arrive in between for later.
 
 PINGREQ proves silence: all packets that the broker sent before its answer arrive before the PINGRESP. Packets caused by

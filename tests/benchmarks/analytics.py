@@ -1,4 +1,4 @@
-"""How fast Spark reads snapshots: a snapshot of a day is made, and queries of it are timed.
+"""Speed of Spark's reading: queries of a snapshot of a day, timed.
 
     python -m tests.benchmarks.analytics DIRECTORY [--messages 5000000] [--workers 4] [--block 100] [--payload 200]
                                          [--only make,all,few,heads,hour] [--rounds 3]
@@ -7,12 +7,12 @@ The snapshot is made once: messages of 100 first levels, evenly over 24 hours, `
 payloads of JSON of which about half is random. Then, in local[2], `--rounds` times each:
 
     all     all columns are read and counted
-    few     the same of number, time and topic
+    few     the same for number, time and topic
     heads   only the heads of blocks
     hour    all columns of one hour of one first level
 
-Rows per second; seconds of CPU of the JVM and of Python for a million rows; the most memory that all processes took
-together (Pss) while that went on; blocks read and decoded of those there are.
+Each line has rows per second; CPU seconds of the JVM and of Python per million rows; the peak memory of all processes
+together (Pss); and how many of the blocks were read and decoded.
 
 `tests.benchmarks.to_parquet` measures the job `parquet` on such a snapshot.
 """
@@ -46,7 +46,7 @@ _SAMPLE_SECONDS = 1.0  # it costs milliseconds
 
 
 def messages(worker: int, count: int, payload: int, block: int) -> Iterator[StoredMessage]:
-    """A day of one worker. The devices of a few first levels share a block."""
+    """Yield a day of one worker. The devices of a few first levels share a block."""
     chosen = random.Random(worker)
     for number in range(count):
         level = (number // block * 7 + chosen.randrange(4)) % LEVELS
@@ -61,7 +61,7 @@ def messages(worker: int, count: int, payload: int, block: int) -> Iterator[Stor
 
 
 def records(worker: int, count: int, payload: int, block: int) -> Iterator[tuple[bytes, bytes]]:
-    """Of a store."""
+    """Yield the records of a store."""
     return archive_of(messages(worker, count, payload, block), "#", block=block)
 
 
@@ -70,7 +70,7 @@ def _made(path: Path, worker: int, count: int, payload: int, block: int) -> None
 
 
 def make(directory: Path, count: int, workers: int, payload: int, block: int) -> float:
-    """The snapshot; how many seconds it took."""
+    """Make the snapshot; return the seconds."""
     began = time.monotonic()
     each = count // workers
     with ProcessPoolExecutor(min(workers, len(os.sched_getaffinity(0))), get_context("spawn")) as pool:
@@ -80,7 +80,7 @@ def make(directory: Path, count: int, workers: int, payload: int, block: int) ->
     return time.monotonic() - began
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- CPU time and memory
 
 
 def _tree(pid: int) -> list[int]:
@@ -94,7 +94,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Of this process and its descendants, those that ended included: `java`, and all else."""
+    """Return the CPU seconds of this process and its descendants, ended ones included: `java` and the rest."""
     spent = {"java": 0.0, "python": 0.0}
     tick = os.sysconf("SC_CLK_TCK")
     for pid in _tree(os.getpid()):
@@ -102,14 +102,14 @@ def cpu_seconds() -> dict[str, float]:
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
             fields = rest.split()
             is_java = name.endswith("(java")
-            # what Java waits for are its Pythons, and they are counted as theirs
+            # the ended children of Java are Python processes, and count as Python
             spent["java" if is_java else "python"] += sum(map(int, fields[11:13])) / tick
             spent["python"] += sum(map(int, fields[13:15])) / tick
     return spent
 
 
 def pss_bytes() -> int:
-    """What they take of memory, what they share counted once."""
+    """Return the memory of these processes, shared memory counted once."""
     total = 0
     for pid in _tree(os.getpid()):
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def pss_bytes() -> int:
 
 
 class Sampler(threading.Thread):
-    """The most memory there was."""
+    """Samples the memory, and keeps the maximum."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -127,12 +127,12 @@ class Sampler(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Sample until `end` is called."""
         while not self._ended.wait(_SAMPLE_SECONDS):
             self.most = max(self.most, pss_bytes())
 
     def end(self) -> None:
-        """No more samples."""
+        """Stop sampling."""
         self._ended.set()
         self.join()
 

@@ -1,22 +1,22 @@
-"""What an archive of 24 hours costs: readers of a rare Topic Filter, of nothing, of everything; retention, the start.
+"""The costs of an archive of 24 hours: readers of a rare Topic Filter, of nothing, of everything; retention, the start.
 
     python -m tests.benchmarks.archive_day [--blocks N] [--per-second N] [--workers N] [--seconds N] [--keep DIRECTORY]
 
-The archive is written through the store's own code as a day of 50 messages a second leaves it, each message in a block
-of its own: 4,320,000 blocks, 3,000 topics, the oldest 24 hours old. First the store alone removes the oldest ten
-minutes of it. Then a broker goes on to archive 50 messages a second, while another process sends a message of QoS 0 to
-itself every two milliseconds. One after the other is measured: the seconds to the message, the CPU seconds of all the
-broker's processes, and the p50 of that other one.
+The archive is written through the store's own code, with the content of a day of 50 messages a second, each message in
+a block of its own: 4,320,000 blocks, 3,000 topics, the oldest 24 hours old. First the store alone removes the oldest
+ten minutes of it. Then a broker continues to archive 50 messages a second, while another process sends a message of
+QoS 0 to itself every two milliseconds. The cases are measured in turn: the seconds until the message arrives, the CPU
+seconds of all the broker's processes, and the p50 of the other process.
 
-    quiet       no reader: what comes in, and retention
+    quiet       no reader: only new messages, and retention
     rare        one message, the last of the day
-    nothing     none; the first one that is published after its SUBACK ends it
-    rare16      16 of them at once, each of a Topic Filter of its own
+    nothing     no archived message; the first one that is published after the SUBACK ends the case
+    rare16      16 readers at the same time, each of its own Topic Filter
     nothing16   likewise, by one session
     sparse      one topic, 1,000 of the 1,440 messages that it has over the day, by one reader
     dense       everything, as many messages as --dense says
-    cancelled   16 that find nothing and close after a second: what the seconds after that cost, beyond `quiet`
-    waiting     16 that have come to the end and match nothing of what comes, then as many as a worker may have
+    cancelled   16 that find nothing and close after a second: the cost of the seconds after that, beyond `quiet`
+    waiting     16 at the end of the archive that match no new message, then the maximum number for a worker
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ BLOCKS = 4_320_000
 PER_SECOND = 50
 READERS = 16
 SPARSE = 1000
-"""Of the 1,440 of a topic: of a day that was kept some are removed."""
+"""Fewer than the 1,440 of a topic: retention may have removed some from a day that was kept."""
 REPLAYS_MAX = 1000
-"""Of a worker, by default."""
+"""Default maximum of a worker."""
 _SITES = 16
 _DEVICES = 1000
 _KINDS = ("temperature", "humidity", "power")
@@ -86,12 +86,12 @@ def _absent(number: int) -> str:
 
 
 def fill(path: Path, blocks: int, per_second: float, workers: int = 1) -> None:
-    """A data directory with an archive that ends now, one message in each block; each worker has given as many."""
+    """Make a data directory with an archive that ends now: one message in each block, and the workers in turn."""
     DataDir(str(path), workers).close()
     with ExitStack() as stack:
         stores = []
         for worker in range(workers):
-            table = Table(_FILTER.encode(), 24_000 * _HOUR_MS, 1 << 50)  # nothing leaves while it is made
+            table = Table(_FILTER.encode(), 24_000 * _HOUR_MS, 1 << 50)  # nothing is removed meanwhile
             options = Options(archive_epoch_of(str(path)), worker, (table,), pending_bytes_max=1 << 50)
             stores.append(LevelStore(store_path(str(path), worker), archive=options))
             stack.callback(stores[-1].close)
@@ -116,8 +116,8 @@ def _commit(store: LevelStore) -> None:
 
 
 def retention(path: Path) -> float:
-    """CPU seconds for each block of worker 0 that is removed by age: the oldest ten minutes, at most half of all; of a
-    day that was kept, what is too old by now.
+    """Return the CPU seconds per block of worker 0 removed by age: the oldest ten minutes, at most half of all; in a
+    kept day, all blocks that are too old by now.
     """
 
     def opened(age_ms: int) -> LevelStore:
@@ -138,11 +138,11 @@ def retention(path: Path) -> float:
     return used / removed
 
 
-# ---------------------------------------------------------------- who is there
+# ---------------------------------------------------------------- clients
 
 
 def _publish(address: tuple[str, int], per_second: float, orders: Connection) -> None:
-    """Until told otherwise, one message at a time."""
+    """Publish one message at a time until an order arrives."""
     client = wire.Client(address, 5)
     client.connect("publisher")
     number, begun = 0, time.monotonic()
@@ -154,7 +154,7 @@ def _publish(address: tuple[str, int], per_second: float, orders: Connection) ->
 
 
 class _Day:
-    """A broker with that archive, and what is measured of it."""
+    """A broker with that archive, and the figures measured on it."""
 
     def __init__(self, broker: BrokerProcess, pings: Connection, quiet_seconds: float) -> None:
         self.figures: dict[str, Any] = {}
@@ -165,7 +165,7 @@ class _Day:
 
     @contextmanager
     def _measuring(self, name: str) -> Iterator[dict[str, float]]:
-        """What the block costs, as figures with this name; the block may say more."""
+        """Measure the costs of the `with` block as figures with this name; the block may add figures."""
         told: dict[str, float] = {}
         self._pings.send(0)
         self._pings.recv()
@@ -191,13 +191,13 @@ class _Day:
         return client
 
     def quiet(self, name: str) -> None:
-        """No reader."""
+        """Measure without readers."""
         with self._measuring(name):
             let_pass(self._seconds)
         self._quiet = self.figures[name]["cpu_of_a_core"]
 
     def rare(self, name: str, readers: int) -> None:
-        """The last messages of the day."""
+        """Measure readers of the last messages of the day."""
         clients = [self._client(f"{name} {number}") for number in range(readers)]
         with self._measuring(name) as told:
             begun = time.monotonic()
@@ -211,7 +211,7 @@ class _Day:
             client.close()
 
     def nothing(self, name: str, readers: int) -> None:
-        """It is not there, by one session."""
+        """Measure readers of topics without archived messages, in one session."""
         client = self._client(name)
         other = self._client(f"{name} beside")
         with self._measuring(name):
@@ -224,7 +224,7 @@ class _Day:
         other.close()
 
     def many(self, name: str, wanted: str, messages: int) -> None:
-        """So many of them, from the oldest one on."""
+        """Measure a reader of this number of messages, from the oldest."""
         client = self._client(name)
         with self._measuring(name) as told:
             begun = time.monotonic()
@@ -237,7 +237,7 @@ class _Day:
         client.close()
 
     def cancelled(self, name: str, readers: int) -> None:
-        """They close after a second."""
+        """Measure the remaining costs of readers that close a second after their start."""
         client = self._client(name)
         client.subscribe(*((_absent(100 + number), 0) for number in range(readers)), properties=_EARLIEST)
         let_pass(1.0)
@@ -246,7 +246,7 @@ class _Day:
             let_pass(min(5.0, self._seconds))
 
     def waiting(self, name: str, readers: int, many_each: int) -> None:
-        """They have come to the end; then one more that matches something says how late it comes."""
+        """Measure the latency of a new message while readers wait at the end of the archive."""
         clients = []
         latest = {"user_property": [("mqttd-offset", "latest")]}
         for number in range(0, readers - 1, many_each):
@@ -279,7 +279,7 @@ def _await(client: wire.Client, topic: str = "") -> None:
 
 
 def _memory(broker: BrokerProcess) -> float:
-    """MB of its processes together, without the tables that LevelDB has mapped: those are the system's cache."""
+    """Return the MB of its processes together, without tables mapped by LevelDB: those are the system's cache."""
     total = 0
     for pid in broker.processes():
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
@@ -293,7 +293,7 @@ def _bytes(path: Path) -> int:
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- all cases
 
 
 def measured(
@@ -306,7 +306,7 @@ def measured(
     sparse: int = SPARSE,
     waiting: int = REPLAYS_MAX,
 ) -> Figures:
-    """The figures of a broker on a directory that `fill` has made."""
+    """Return the figures of a broker on a directory made by `fill`."""
     config = path.with_suffix(".toml")
     config.write_text(_CONFIG, encoding="utf-8")
     disk = _bytes(path)

@@ -1,4 +1,4 @@
-"""How long decoding takes: ns per packet, measured inside C so that only the codec is seen.
+"""The cost of decoding: ns per packet, measured inside C so that only the codec counts.
 
 Run it with `python -c "from tests.benchmarks.bench_codec import report; report()"`.
 """
@@ -22,7 +22,7 @@ cdef uint64_t _now() noexcept:
 
 
 def decode_publish_ns(packet: bytes, v5: bool, n: int) -> float:
-    """ns for fixed_header and decode_publish of `packet`, n times."""
+    """Return the ns per call of fixed_header and decode_publish on `packet`, over n calls."""
     cdef const uint8_t* data = <const uint8_t*><const char*>packet
     cdef size_t size = <size_t>len(packet)
     cdef uint64_t _, times = n, start, total = 0
@@ -46,7 +46,7 @@ def decode_publish_ns(packet: bytes, v5: bool, n: int) -> float:
 
 
 def decode_ack_ns(packet: bytes, v5: bool, n: int) -> float:
-    """ns for decode_ack of a PUBACK, n times."""
+    """Return the ns per call of decode_ack on a PUBACK, over n calls."""
     cdef const uint8_t* data = <const uint8_t*><const char*>packet
     cdef uint64_t _, times = n, start, total = 0
     cdef bint five = v5
@@ -61,7 +61,7 @@ def decode_ack_ns(packet: bytes, v5: bool, n: int) -> float:
 
 
 def text_ns(text: bytes, topic: bool, n: int) -> float:
-    """ns for utf8_valid, or topic_name_valid, of `text`, n times."""
+    """Return the ns per call of utf8_valid or topic_name_valid on `text`, over n calls."""
     cdef const uint8_t* data = <const uint8_t*><const char*>text
     cdef size_t size = <size_t>len(text)
     cdef uint64_t _, times = n, start, total = 0

@@ -42,7 +42,7 @@ cdef int empty(Router router) except -1:
 
 
 def fanout_ns(subscribers: int, payload_bytes: int, qos: int, messages: int) -> float:
-    """One publisher, so many subscribers; messages come in batches of 50 (one receive buffer)."""
+    """Measure one publisher and these subscribers; messages arrive in batches of 50 (one receive buffer)."""
     node = Node(0, 1, Settings(), MemoryStore(), Log(level="error"), 1000, 1_700_000_000_000)
     cdef Router router = node.router
     cdef Dispatch dispatch = node.dispatch

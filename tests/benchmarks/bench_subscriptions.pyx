@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The loops of run_subscriptions.py: nothing of Python inside what is timed."""
+"""The loops of run_subscriptions.py: no Python code inside the timed part."""
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
@@ -8,7 +8,7 @@ from pyx.matching.subscriptions cimport Filter, Matches, Memberships, Subscripti
 
 
 cdef uint64_t now_ns() noexcept:
-    """CPU time: another process on the machine does not count, though what it does to the caches does."""
+    """Return the CPU time: other processes on the machine count only by their effect on the caches."""
     cdef timespec t
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t)
     return <uint64_t> t.tv_sec * 1000000000 + t.tv_nsec
@@ -31,7 +31,7 @@ cdef class Population:
         self.clients = []
 
     def subscribe(self, list filters):
-        """One more connected client with these filters. Returns the slowest single hold + add in ns."""
+        """Connect one more client with these filters. Return the slowest single hold + add in ns."""
         cdef Client client = Client()
         cdef bytes text
         cdef Filter* f
@@ -53,7 +53,7 @@ cdef class Population:
         self.clients.clear()
 
     def match(self, bytes topics, size_t stride, bint cached=False):
-        """Match topics of `stride` bytes lying one behind the other: (ns for each, Filters found in all)."""
+        """Match consecutive topics of `stride` bytes; return (ns for each, Filters found in all)."""
         cdef size_t n = len(topics) // stride
         cdef const uint8_t* topic = <const uint8_t*> topics
         cdef size_t _

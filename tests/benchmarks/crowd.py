@@ -1,4 +1,4 @@
-"""Many subscribers in one thread, on raw sockets: they read everything, or nothing at all, which mqload cannot."""
+"""Many subscribers in one thread, on raw sockets: they read everything or nothing, unlike those of mqload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class Crowd:
-    """Connections that have subscribed. `filters(i)`: those of connection i, with their QoS."""
+    """Subscribed connections. `filters(i)`: those of connection i, with their QoS."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Crowd:
             each.close()
 
     def read(self, bytes_each: int, sample: Callable[[], None] = lambda: None) -> None:
-        """Read so many bytes from every connection; calls `sample` every 50 ms meanwhile."""
+        """Read this many bytes from every connection; call `sample` every 50 ms meanwhile."""
         missing = {each.fileno(): bytes_each for each in self.sockets}
         sockets = {each.fileno(): each for each in self.sockets}
         poll = select.epoll()
@@ -77,7 +77,7 @@ class Crowd:
 
 
 class Publisher:
-    """One connection that publishes at QoS 0, and can wait until the broker has handled what it sent."""
+    """A connection that publishes at QoS 0 and can wait until the broker has handled its messages."""
 
     def __init__(self, port: int, name: str) -> None:
         self._socket = _dial(port, 0)

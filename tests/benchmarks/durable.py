@@ -1,5 +1,5 @@
-"""Figures of the store on the disk that mqload does not measure: from a publish to its ack, a start with a large
-backlog, bytes written for one session and for a thousand, and what a disk that others use does to the loop.
+"""Figures of the store on disk that mqload does not measure: from a publish to its ack, a start with a large backlog,
+bytes written for one session and for a thousand, and the effect of a shared disk on the loop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOAD = "pair --pubs 5 --qos 1 --window 50 --persist --rate 2000 --seconds {seco
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """On the disk that is measured: that of the build."""
+    """Yield a temporary directory on the measured disk, that of the build."""
     base = ROOT / "build"
     base.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=base, prefix="durable-") as name:
@@ -56,7 +56,7 @@ def directory() -> Iterator[Path]:
 
 
 def on_disk(path: Path, durability: str = "fsync") -> BrokerProcess:
-    """A broker with a store there, not started yet."""
+    """Return a broker with a store there, not started yet."""
     arguments = ["--store", "leveldb", "--data-dir", str(path)]
     return BrokerProcess(1, arguments, {"MQTTD_DURABILITY": durability})
 
@@ -65,7 +65,7 @@ def on_disk(path: Path, durability: str = "fsync") -> BrokerProcess:
 
 
 class Pair:
-    """A publisher that has one message in flight, and a session that lasts and is sent it: both on blocking sockets."""
+    """A publisher with one message in flight, and a lasting session that receives it: both on blocking sockets."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._subscriber = _dial(address)
@@ -84,7 +84,7 @@ class Pair:
         self._publisher.close()
 
     def ack(self, payload: bytes) -> float:
-        """Seconds from the publish to its PUBACK. Then the subscriber answers what it was sent."""
+        """Return the seconds from the publish to its PUBACK. Then the subscriber acknowledges its copy."""
         self._packet_id = self._packet_id % 65_535 + 1
         packet = wire.publish(4, TOPIC, payload, qos=1, packet_id=self._packet_id)
         began = time.perf_counter()
@@ -98,7 +98,7 @@ class Pair:
 
 
 class Appending:
-    """A file at whose end something is written, and its fdatasync."""
+    """A file for timing an append with fdatasync."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -110,7 +110,7 @@ class Appending:
         os.close(self._fd)
 
     def sync(self, data: bytes) -> float:
-        """Seconds that it takes."""
+        """Append and sync; return the seconds."""
         began = time.perf_counter()
         os.write(self._fd, data)
         os.fdatasync(self._fd)
@@ -118,12 +118,12 @@ class Appending:
 
 
 def acks(_: Ruler) -> Figures:
-    """p50 with the store in memory, with that on the disk, and of one fdatasync of as many bytes: in turn."""
+    """Return the p50 of acks with the store in memory and on disk, and of one fdatasync of as many bytes: in turn."""
     return acks_of(_ACKS)
 
 
 def acks_of(count: int) -> Figures:
-    """The same for so many of each."""
+    """Measure `acks` with this number of each."""
     payload = os.urandom(_ACK_PAYLOAD_BYTES)
     with directory() as path, ExitStack() as stack:
         memory = stack.enter_context(BrokerProcess(1, ["--store", "memory"]))
@@ -165,18 +165,18 @@ def _log_bytes(path: Path) -> int:
 
 
 def start(_: Ruler) -> Figures:
-    """A start with 1,000,000 queued messages of 100,000 sessions, each with a filter of its own."""
+    """Measure a start with 1,000,000 queued messages of 100,000 sessions, each with its own filter."""
     return start_with(_SESSIONS, _MESSAGES_EACH)
 
 
 def start_in_flight(_: Ruler) -> Figures:
-    """A start with 1,000,000 messages in flight, different ones, to 10,000 sessions; its sessions' turns interleave."""
+    """Measure a start with 1,000,000 different messages in flight to 10,000 sessions, whose messages interleave."""
     return start_with(_SESSIONS // 10, _MESSAGES_EACH * 10, are_in_flight=True)
 
 
 def start_with(sessions: int, messages_each: int, ping_seconds: float = 3.0, are_in_flight: bool = False) -> Figures:
-    """Seconds until a broker with so many is ready; the slowest PINGRESP of so many seconds afterwards, and whether the
-    sessions have their messages, which wait for them or are in flight (100 at most).
+    """Return the seconds until a broker with this backlog is ready, the slowest PINGRESP within `ping_seconds` after
+    that, and whether the sessions have their messages, queued or in flight (100 at most).
     """
     with directory() as path:
         store = _filled(path / "data", sessions, messages_each, are_in_flight)
@@ -197,7 +197,7 @@ def start_with(sessions: int, messages_each: int, ping_seconds: float = 3.0, are
 
 
 def _filled(path: Path, sessions: int, messages_each: int, are_in_flight: bool) -> int:
-    """A data directory with that backlog; returns the bytes of its store."""
+    """Make a data directory with that backlog; return the bytes of its store."""
     from tests.benchmarks.on_disk import Worker, names
 
     opened = DataDir(str(path), 1)
@@ -236,7 +236,7 @@ def _topic_of(client_id: str) -> str:
 
 
 def _took_all(address: tuple[str, int], session: int, messages: int) -> bool:
-    """Whether that session gets as many."""
+    """Return whether that session receives this number of messages."""
     from tests.benchmarks.on_disk import names
 
     client_id = names(session + 1)[session]
@@ -244,7 +244,7 @@ def _took_all(address: tuple[str, int], session: int, messages: int) -> bool:
     with _dial(address) as client:
         client.sendall(wire.connect(4, client_id, clean=False))
         came = _take(client, 4 + messages * size)
-        return came[:4] == b"\x20\x02\x01\x00" and (came[4] | 0x08) == 0x3A  # sent before: DUP
+        return came[:4] == b"\x20\x02\x01\x00" and (came[4] | 0x08) == 0x3A  # DUP if it was sent before the restart
 
 
 def _slowest_ping(address: tuple[str, int], seconds: float) -> float:
@@ -263,12 +263,12 @@ def _pss_bytes(pid: int) -> int:
 
 
 def given_for_one(_: Ruler) -> Figures:
-    """Bytes that LevelDB is given for each message to one session that is away."""
+    """Return the bytes given to LevelDB for each message to one offline session."""
     return _given(1)
 
 
 def given_for_a_thousand(_: Ruler) -> Figures:
-    """The same for 1,000 with one filter."""
+    """Return the same for 1,000 sessions with one filter."""
     return _given(1000)
 
 
@@ -279,21 +279,21 @@ def _given(sessions: int) -> Figures:
         return {"ok": True, "given_bytes": on_disk.given(path, sessions, _GIVEN_MESSAGES) / _GIVEN_MESSAGES}
 
 
-# ---------------------------------------------------------------- a disk that others use
+# ---------------------------------------------------------------- a shared disk
 
 
 def ping_with_disk_quiet(ruler: Ruler) -> Figures:
-    """From PINGREQ to PINGRESP, while 2,000 msg/s at QoS 1 go to sessions that last."""
+    """Measure from PINGREQ to PINGRESP while 2,000 msg/s at QoS 1 are sent to lasting sessions."""
     return _ping(ruler, "mqttd/1+fsync", is_saturated=False)
 
 
 def ping_with_disk_saturated(ruler: Ruler) -> Figures:
-    """The same while another process writes as fast as the disk takes it, and syncs what it wrote."""
+    """Measure the same while another process writes and syncs as fast as the disk allows."""
     return _ping(ruler, "mqttd/1+fsync", is_saturated=True)
 
 
 def ping_in_memory_with_disk_saturated(ruler: Ruler) -> Figures:
-    """That with the store in memory: what the other process does to everybody."""
+    """Measure the same with the store in memory: the other process's effect on the whole machine."""
     return _ping(ruler, "mqttd/1", is_saturated=True)
 
 
@@ -309,7 +309,7 @@ def _ping(ruler: Ruler, broker: str, is_saturated: bool) -> Figures:
             arguments = _LOAD.format(seconds=_PING_SECONDS)
             beside = threading.Thread(target=lambda: load.append(_loaded(ruler, running, arguments)))
             beside.start()
-            let_pass(1.0)  # its warm-up
+            let_pass(1.0)  # the warm-up of the load
             loop = _Loop(running.pid)
             seconds = _pings(client, _PING_SECONDS - 1.0, loop.look)
             syncs = [appending.sync(bytes(200)) for _ in range(50)]
@@ -325,7 +325,7 @@ def _ping(ruler: Ruler, broker: str, is_saturated: bool) -> Figures:
 
 
 class _Loop:
-    """Looks whether a worker's loop waits for the disk: its thread is in uninterruptible sleep then."""
+    """Samples whether a worker's loop waits for the disk: its thread is then in uninterruptible sleep."""
 
     def __init__(self, supervisor: int) -> None:
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
@@ -334,14 +334,14 @@ class _Loop:
         self._looks = self._waits = 0
 
     def look(self) -> None:
-        """Once more."""
+        """Take a sample."""
         state = self._stat.read_text().rpartition(")")[2].split()[0]
         self._looks += 1
         self._waits += state == "D"
 
     @property
     def waiting_percent(self) -> float:
-        """So often it did."""
+        """Percentage of samples in which it waited."""
         return 100 * self._waits / self._looks
 
 
@@ -402,7 +402,7 @@ def _dial(address: tuple[str, int]) -> socket.socket:
 
 
 def _take(source: socket.socket, size: int) -> bytes:
-    """So many bytes; ConnectionError when the connection ends before."""
+    """Return this many bytes; raise ConnectionError if the connection ends before."""
     got = bytearray()
     while len(got) < size:
         more = source.recv(size - len(got))

@@ -1,7 +1,7 @@
-"""python -m tests.benchmarks.generating: what one process of flood generates, and how punctually.
+"""python -m tests.benchmarks.generating: the rate and the punctuality of one process of flood.
 
-One core generates, against a sink on another that reads, counts and acknowledges in compiled code: messages per second
-at QoS 0 and 1, and how late messages of a schedule are. Every message that was sent must have come to the sink.
+One core generates; on another one a sink reads, counts and acknowledges in compiled code. Measured are messages per
+second at QoS 0 and 1, and the lateness of scheduled messages. Every sent message must reach the sink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_SECONDS: Final = 10.0
 
 
 class Row(NamedTuple):
-    """What is measured: a load, and which figure must reach what."""
+    """A load, the figure measured under it, and its target."""
 
     name: str
     qos: int
@@ -49,7 +49,7 @@ ROWS: Final = (
 
 
 def sink(listener: socket.socket, answers: Connection, core: int) -> None:
-    """A process: take connections and count until it is told how many messages were sent; tell how many came."""
+    """Run a sink: accept connections and count until the number of sent messages arrives, then answer the count."""
     os.sched_setaffinity(0, {core})
     shared = Shared(1, 1)
     into = Sink(
@@ -67,14 +67,14 @@ def sink(listener: socket.socket, answers: Connection, core: int) -> None:
         except BlockingIOError:
             into.run(time.monotonic_ns() + _SLICE_NS)
     sent, until = answers.recv(), time.monotonic() + _LAST_SECONDS
-    while into.received < sent and time.monotonic() < until:  # what the generator's kernel still has
+    while into.received < sent and time.monotonic() < until:  # data still in the generator's kernel buffers
         into.run(time.monotonic_ns() + _SLICE_NS)
     answers.send(into.received)
 
 
 @contextmanager
 def sinking(core: int) -> Iterator[tuple[int, int, Connection]]:
-    """(its port, its pid, where it is told what was sent and says what came)."""
+    """Yield the sink's port, its pid, and a connection that takes the number of sent messages and returns the count."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=sink, args=(listener, theirs, core), daemon=True)
@@ -91,7 +91,7 @@ def sinking(core: int) -> Iterator[tuple[int, int, Connection]]:
 
 
 def once(row: Row, seconds: float, cores: tuple[int, int]) -> Result:
-    """One run; AssertionError: a message did not come."""
+    """Run once; raise AssertionError if a message did not arrive."""
     os.sched_setaffinity(0, {cores[0]})
     with sinking(cores[1]) as (port, pid, told):
         used = processor.seconds(pid)
@@ -111,7 +111,7 @@ def once(row: Row, seconds: float, cores: tuple[int, int]) -> Result:
 
 
 def main() -> None:
-    """Print a row for each, medians."""
+    """Print the medians of each row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -1,9 +1,8 @@
-"""How long others wait while a process of the broker is killed, stopped or replaced, and how long the broker takes to
-end.
+"""The wait of other clients while a process of the broker is killed, stopped or replaced, and the time the broker takes
+to end.
 
 Pairs of all workers to all workers publish at a steady rate. A pair is *untouched* when neither of its ends lives on
-the worker that is killed or stopped. Tests hold what must not be lost, at any speed of the machine; these are the
-times.
+the worker that is killed or stopped. Tests ensure on any machine that nothing is lost; this module measures the times.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class _Pair:
         self.publisher = Publisher(crowd, publisher_id, topic, qos=1, rate=_RATE)
 
     def watch(self) -> None:
-        """Measure from now on."""
+        """Measure from this moment."""
         self.subscriber.watch_gaps()
         self.publisher.ack_seconds_max = 0.0
 
 
 @contextmanager
 def _running(*arguments: str, **limits: float) -> Iterator[tuple[BrokerProcess, Crowd, list[_Pair]]]:
-    """A broker of four workers, and pairs of all to all that have published for a second."""
+    """Yield a broker of four workers, and pairs of all to all that have published for a second."""
     environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
     broker = BrokerProcess(_WORKERS, ["--log-format", "json", *arguments], environment, store="memory")
     with broker, Crowd(broker.address) as crowd:
@@ -78,7 +77,7 @@ def _ack_ms(pairs: list[_Pair]) -> float:
 
 
 def worker_killed(_: Ruler) -> Figures:
-    """SIGKILL of a worker: longest gap of the untouched, and until its successor serves."""
+    """SIGKILL of a worker: longest gap of the untouched pairs, and the time until its successor serves."""
     with _running() as (broker, crowd, pairs):
         began = time.monotonic()
         os.kill(broker.worker_pids()[_VICTIM], signal.SIGKILL)
@@ -88,7 +87,7 @@ def worker_killed(_: Ruler) -> Figures:
 
 
 def _served(crowd: Crowd, began: float) -> float:
-    """Seconds until a new subscriber of that worker has its SUBACK; it tries again where it is refused."""
+    """Return the seconds until a new subscriber of that worker has its SUBACK; retry after a refusal."""
     names = ids_on(_VICTIM, _WORKERS, "new")
     client = [Subscriber(crowd, next(names), "interruption/new", qos=1)]
 
@@ -103,12 +102,12 @@ def _served(crowd: Crowd, began: float) -> float:
 
 
 def worker_stopped(_: Ruler) -> Figures:
-    """SIGSTOP of a worker: longest gap and ack of the untouched, longest ack of publishers to the stopped one."""
+    """SIGSTOP of a worker: longest gap and ack of the untouched pairs, longest ack of publishers to the stopped one."""
     return stopped_for(_STOPPED_SECONDS)
 
 
 def stopped_for(seconds: float) -> Figures:
-    """The same for so many seconds."""
+    """Measure `worker_stopped` with this number of seconds."""
     away = {"link_silence_seconds_max": _AWAY_SECONDS, "peer_stall_seconds_max": _AWAY_SECONDS}
     with _running(worker_hang_seconds_max=_PATIENCE_SECONDS, **away) as (broker, crowd, pairs):
         pid = broker.worker_pids()[_VICTIM]
@@ -128,7 +127,7 @@ def stopped_for(seconds: float) -> Figures:
 
 
 def control_killed(_: Ruler) -> Figures:
-    """SIGKILL of the control process, and its successor: longest gap of all pairs."""
+    """SIGKILL of the control process: longest gap of all pairs, and the time until its successor serves."""
     with _running("--admin", "127.0.0.1:0") as (broker, crowd, pairs):
         crowd.until(lambda: bool(broker.logged("control_ready")), "it serves", _PATIENCE_SECONDS)
         for pair in pairs:
@@ -140,12 +139,12 @@ def control_killed(_: Ruler) -> Figures:
 
 
 def stopping(_: Ruler) -> Figures:
-    """SIGTERM while all publish: until the broker has ended."""
+    """SIGTERM while all publish: time until the broker has ended."""
     return _ended(lambda broker: os.kill(broker.pid, signal.SIGTERM))
 
 
 def supervisor_killed(_: Ruler) -> Figures:
-    """SIGKILL of the supervisor while all publish: until no process of the broker is left."""
+    """SIGKILL of the supervisor while all publish: time until no process of the broker is left."""
     return _ended(lambda broker: os.kill(broker.pid, signal.SIGKILL))
 
 
@@ -155,8 +154,8 @@ def _ended(end: Callable[[BrokerProcess], None]) -> Figures:
         began = time.monotonic()
         end(broker)
         crowd.until(lambda: all(each.closed for each in crowd.members), "all connections end", _PATIENCE_SECONDS)
-        # the supervisor is our child: reaped, it is in no session
+        # the supervisor is our child: once reaped, it is in no session
         wait_until(lambda: not broker.alive() and not processes_of_session(session), _PATIENCE_SECONDS, "it has ended")
         seconds = time.monotonic() - began
-        broker.kill()  # nothing is left: it is not taken for one that has failed
+        broker.kill()  # no process is left: the fixture must not report a failed broker
         return {"ok": True, "end_s": seconds}

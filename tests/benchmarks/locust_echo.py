@@ -18,18 +18,18 @@ BURST = 1 if WAITS or PERIOD_SECONDS else 100
 if os.environ["ECHO_LISTENS"] == "1":
 
     def listen(**_: Any) -> None:
-        """Somebody who wants to hear of every single request."""
+        """Listen to every single request, and do nothing."""
 
     events.request.add_listener(listen)
 
 
 class Echo(MqttUser):
-    """What it publishes comes back to it."""
+    """A user that receives its own publishes."""
 
     wait_time = constant_pacing(PERIOD_SECONDS) if PERIOD_SECONDS else constant(0)
 
     def on_start(self) -> None:
-        """Connect, and subscribe; locust starts users in bursts, and they should not publish in bursts."""
+        """Connect and subscribe after a random delay: locust starts users in bursts, but they should publish evenly."""
         gevent.sleep(random.uniform(0, PERIOD_SECONDS))
         super().on_start()
         self.own_topic = self.filled("echo/%c")
@@ -37,6 +37,6 @@ class Echo(MqttUser):
 
     @task
     def say(self) -> None:
-        """One message, or many in a row when nobody waits for anything."""
+        """Publish one message, or many in a row if the user waits for nothing."""
         for _ in range(BURST):
             self.client.publish(self.own_topic, name="echo", wait=WAITS)

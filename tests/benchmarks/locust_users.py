@@ -1,9 +1,9 @@
-"""python -m tests.benchmarks.locust_users: how many users and messages one locust process carries.
+"""python -m tests.benchmarks.locust_users: the number of users and messages that one locust process carries.
 
 Each row starts an mqttd of one worker and one locust process whose users (tests.benchmarks.locust_echo) publish to
-themselves, and tells what came of it in whole seconds after the last user had started: medians per second, of
-PUBLISHes and deliveries that locust's statistics count; latencies of the deliveries as locust reports them; CPU of the
-locust process over the whole run.
+themselves. It reports whole seconds after the last user had started: medians per second of the PUBLISHes and deliveries
+in locust's statistics; latencies of the deliveries as locust reports them; CPU of the locust process over the whole
+run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = {"PUBLISH": "published", "DELIVERY": "delivered"}
 
 
 class Row(NamedTuple):
-    """A run. period_seconds: between two messages of a user, 0: as fast as it goes."""
+    """A run. `period_seconds`: interval of a user's messages; 0: as fast as possible."""
 
     name: str
     users: int
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     period_seconds: float
     waits: bool = True
     listens: bool = False
-    """Somebody listens to locust's request event: every request is told singly."""
+    """Whether a listener of locust's request event exists: then every request is reported singly."""
 
 
 ROWS = (
@@ -49,7 +49,7 @@ ROWS = (
 
 
 def measured(row: Row, seconds: int) -> dict[str, float]:
-    """What came of it. RuntimeError: locust failed, or a request did."""
+    """Return the figures of a run. RuntimeError: locust failed, or a request did."""
     spawning = row.users / SPAWN_PER_SECOND
     echo = {
         "ECHO_PERIOD_SECONDS": str(row.period_seconds), "ECHO_WAITS": str(int(row.waits)),
@@ -63,7 +63,7 @@ def measured(row: Row, seconds: int) -> dict[str, float]:
              f"mqtt://127.0.0.1:{broker.port}", "--qos", str(row.qos)],
             cwd=ROOT, env={**os.environ, **echo}, capture_output=True, text=True,
         )  # fmt: skip
-        # before the broker's own CPU time joins that of children that were waited for
+        # before the CPU time of the broker is added to that of reaped children
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"{row.name}: locust ended with {done.returncode}: {done.stderr[-1000:]}")
@@ -79,13 +79,13 @@ def measured(row: Row, seconds: int) -> dict[str, float]:
 
 
 def per_second(entry: dict[str, Any], seconds: int) -> float:
-    """Median of the last whole seconds."""
+    """Return the median of the last whole seconds."""
     counts = [count for _, count in sorted((int(at), count) for at, count in entry["num_reqs_per_sec"].items())]
     return float(median(counts[-1 - seconds : -1]))
 
 
 def percentile(times: dict[float, int], percent: float) -> float:
-    """Of a histogram."""
+    """Return a percentile of a histogram."""
     wanted, seen = sum(times.values()) * percent / 100, 0
     for ms in sorted(times):
         seen += times[ms]

@@ -1,5 +1,5 @@
-"""What mqload does not measure: memory while a large body goes out, subscribers that do not read, a million filters,
-and what the kernel keeps for a connection.
+"""Figures that mqload does not measure: memory while a large body is sent, subscribers that do not read, a million
+filters, and the kernel's memory for a connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGE_GROWTH_BYTES_MAX = 2 * _LARGE_BYTES * _LARGE_WORKERS + 1024 * _LARGE_SUBSC
 
 _FAN_OUT = 1000
 _FAN_OUT_RATE = 40
-_TOPIC = "bench/out"  # of mqload's fan-out
+_TOPIC = "bench/out"  # the topic of mqload's fan-out
 
 _CLIENTS = 1000
 _FILTERS_EACH = 1000
@@ -34,7 +34,7 @@ _SETTLE_SECONDS = 0.3
 
 
 def large_body(ruler: Ruler) -> Figures:
-    """1 MB to 10,000 subscribers, everybody reading: the largest growth of PSS seen in samples of 50 ms."""
+    """Send 1 MB to 10,000 subscribers that all read: the largest growth of PSS in samples of 50 ms."""
     with ruler.started(f"mqttd/{_LARGE_WORKERS}") as broker:
         with (
             Crowd(broker.port, _LARGE_SUBSCRIBERS, "large", lambda _: [("large", 0)]) as crowd,
@@ -59,13 +59,13 @@ def large_body(ruler: Ruler) -> Figures:
 
 
 def everybody_reads(ruler: Ruler) -> Figures:
-    """p50 of a fan-out to 1,000."""
+    """p50 of a fan-out to 1,000 subscribers."""
     with ruler.started("mqttd/1") as broker:
         return ruler.generate(broker, _fan_out(_FAN_OUT))
 
 
 def one_does_not_read(ruler: Ruler) -> Figures:
-    """The same with 999 and one more whose outbox is full before it begins."""
+    """The same with 999, and one more whose outbox is full before the start."""
     with ruler.started("mqttd/1") as broker, Crowd(broker.port, 1, "stalled", lambda _: [(_TOPIC, 0)], 4096):
         with Publisher(broker.port, "stalled-publisher") as publisher:
             for _ in range(200):
@@ -79,18 +79,18 @@ def _fan_out(subscribers: int) -> str:
 
 
 def exact_filters(ruler: Ruler) -> Figures:
-    """A million exact filters."""
+    """Figures of a million exact filters."""
     return _filters(ruler, ("exact",), ("exact",))
 
 
 def wildcard_filters(ruler: Ruler) -> Figures:
-    """A million filters with + or #."""
+    """Figures of a million filters with + or #."""
     return _filters(ruler, ("+", "#"), ("+", "+ first", "+ shared", "#"))
 
 
 def _filters(ruler: Ruler, held: tuple[str, ...], matched: tuple[str, ...]) -> Figures:
-    """Growth of the broker's PSS by 1,000 clients with 1,000 filters each, of these shapes in turn; and ns for a match
-    of the slowest shape among a million of its kind, in a process of its own.
+    """Return the growth of the broker's PSS by 1,000 clients with 1,000 filters each, of these shapes in turn; and the
+    ns per match of the slowest shape among a million filters of its kind, in a separate process.
     """
 
     def filters(client: int) -> list[tuple[str, int]]:
@@ -113,12 +113,12 @@ def _filters(ruler: Ruler, held: tuple[str, ...], matched: tuple[str, ...]) -> F
 
 
 def idle_sockets(ruler: Ruler) -> Figures:
-    """Memory of 5,000 connections that have nothing to say."""
+    """Memory of 5,000 idle connections."""
     return _sockets(ruler, 5000, 0, 0)
 
 
 def stalled_sockets(ruler: Ruler) -> Figures:
-    """Memory of 50 connections for each of which more came than all buffers take, in messages of 1 KB."""
+    """Memory of 50 connections, each sent more than all buffers hold, in messages of 1 KB."""
     return _sockets(ruler, 50, 16_000, 1024)
 
 
@@ -138,13 +138,13 @@ def _sockets(ruler: Ruler, count: int, messages: int, payload_bytes: int) -> Fig
 
 
 def _socket_buffer_bytes() -> int:
-    """What TCP holds in buffers on this machine, of everybody."""
+    """Return the bytes in TCP buffers of all processes on this machine."""
     with open("/proc/net/sockstat", encoding="ascii") as lines:
         words = next(line for line in lines if line.startswith("TCP:")).split()
     return int(words[words.index("mem") + 1]) * 4096
 
 
 def _slab_bytes() -> int:
-    """What the kernel's small objects take: sockets, files, epoll items, and everything else."""
+    """Return the bytes of the kernel's small objects: sockets, files, epoll items and all others."""
     with open("/proc/meminfo", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Slab:"))

@@ -1,19 +1,19 @@
-"""What the store takes on the disk, and what it costs to write: the tables of docs/store.md.
+"""The store's size on disk and its costs of writing: the tables of docs/store.md.
 
     python -m tests.benchmarks.on_disk                 both tables, printed
     python -m tests.benchmarks.on_disk --write         and put into docs/store.md
-    python -m tests.benchmarks.on_disk --seconds 5     a look
+    python -m tests.benchmarks.on_disk --seconds 5     a short run
 
 One worker without sockets (tests.sansio) on a real store.
 
-*Bytes.* Things of one kind are made in a store. Then their records are copied, by the key families of the schema, into
-a database of their own with the same settings, which is compacted: its tables are what they take at rest, keys,
-compression and LevelDB's own included. `plain` is the length of keys and values. Client ids have 23 bytes, Topic Names
-and Filters 30, payloads are random, so that nothing of their length is lost to compression.
+*Bytes.* Records of one kind are made in a store. Then they are copied, by the key families of the schema, into a
+database of their own with the same settings, which is compacted: its tables are their size at rest, with keys,
+compression and LevelDB's own data. `plain` is the length of keys and values. Client ids have 23 bytes, Topic Names and
+Filters 30, payloads are random, so that compression does not shorten them.
 
-*Writing.* For a while so many messages come each second, 100 bytes each from ten publishers, with fsync. Counted is
-what LevelDB is given (its write batches), what its threads write into files, and the CPU time of the store's threads:
-the writer's, and that of all others, which is LevelDB's own for tables and compactions.
+*Writing.* For a while ten publishers send a number of messages each second, 100 bytes each, with fsync. Counted are
+the bytes given to LevelDB (its write batches), the bytes that its threads write into files, and the CPU time of the
+store's threads: the writer's, and that of all others, LevelDB's own for tables and compactions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ IN_FLIGHT = 50
 TICK_SECONDS = 0.001
 _LIMITS = {"queue_messages_max": 50_000_000, "queue_bytes_max": 1 << 40, "receive_maximum": 65_535}
 _LAG_SECONDS = 0.3
-"""After so long windows that only lag are stored."""
+"""Seconds after which lazy windows are stored."""
 
 
 class Worker:
@@ -62,7 +62,7 @@ class Worker:
         self.host = Host(stores=[self.store], limits=_LIMITS)
 
     def connect(self, client_ids: Iterable[str]) -> list[Peer]:
-        """Clients whose sessions outlive their connections."""
+        """Connect clients with lasting sessions."""
         peers = []
         for client_id in client_ids:
             peers.append(self.host.open())
@@ -72,19 +72,19 @@ class Worker:
         return peers
 
     def subscribe(self, peers: Iterable[Peer], topic_filter: str, qos: int) -> None:
-        """All of them the same."""
+        """Subscribe all of them with the same filter."""
         for peer in peers:
             peer.send(wire.subscribe(4, peer.packet_id(), (topic_filter, qos)))
         self.settle()
 
     def leave(self, peers: Iterable[Peer]) -> None:
-        """They go, and their sessions stay."""
+        """Disconnect clients; their sessions stay."""
         for peer in peers:
             peer.send(wire.disconnect(4))
         self.settle()
 
     def publish(self, publisher: Peer, count: int, each_tick: int, qos: int = 1) -> None:
-        """So many messages, so many in a tick."""
+        """Publish `count` messages, `each_tick` of them in a tick."""
         for number in range(count):
             publisher.publish(TOPIC, os.urandom(PAYLOAD_BYTES), qos=qos)
             if (number + 1) % each_tick == 0:
@@ -94,7 +94,7 @@ class Worker:
         publisher.packets.clear()
 
     def settle(self) -> None:
-        """Until all of it is on the disk and nothing moves."""
+        """Run until everything is on disk and nothing moves."""
 
         def rests() -> bool:
             self.host.settle()
@@ -103,7 +103,7 @@ class Worker:
         wait_until(rests, 120, "everything is durable")
 
     def close(self) -> None:
-        """With the windows that lag."""
+        """Store the lazy windows, and close the worker."""
         self.host.pass_time(_LAG_SECONDS)
         self.settle()
         self.host.node.router.abandon()
@@ -117,29 +117,29 @@ class Sizes(NamedTuple):
     """Bytes of records."""
 
     plain: float
-    """Of keys and values."""
+    """Bytes of keys and values."""
     tables: float
-    """Of LevelDB's tables at rest."""
+    """Bytes of LevelDB's tables at rest."""
 
     def less(self, other: Sizes) -> Sizes:
         return Sizes(self.plain - other.plain, self.tables - other.tables)
 
     def of_each(self, count: int, beside: int = 0) -> Sizes:
-        """Of one of so many, without what is counted elsewhere."""
+        """Return the bytes of one of `count` records, without `beside` bytes that are counted elsewhere."""
         return Sizes(self.plain / count - beside, self.tables / count - beside)
 
 
 class Row(NamedTuple):
-    """One kind of thing."""
+    """A line of the table of bytes."""
 
     what: str
     sizes: Sizes
     most: int
-    """Bytes that were asked for; 0: nothing was."""
+    """Maximum bytes allowed; 0: no maximum."""
 
 
 def at_rest(path: Path, *families: bytes) -> Sizes:
-    """What these families of a closed store take, alone and compacted."""
+    """Return the sizes of these families of a closed store, alone and compacted."""
     options, plain = Options(), 0
     with TemporaryDirectory(dir=path.parent) as alone:
         target = plyvel.DB(alone, create_if_missing=True, write_buffer_size=options.write_buffer_bytes,
@@ -159,12 +159,12 @@ def at_rest(path: Path, *families: bytes) -> Sizes:
 
 
 def names(count: int) -> list[str]:
-    """Client ids of 23 bytes, the longest that every server must take [MQTT-3.1.3-5]."""
+    """Return client ids of 23 bytes, the longest that every server must accept [MQTT-3.1.3-5]."""
     return [f"sensor-{number:016x}" for number in range(count)]
 
 
 def of_sessions(path: Path, count: int) -> list[Row]:
-    """Sessions that are away, with a subscription each, and what is in flight to them."""
+    """Measure offline sessions with a subscription each, and their messages in flight."""
     worker = Worker(path)
     peers = worker.connect(names(count))
     worker.subscribe(peers, FILTER, 1)
@@ -190,7 +190,7 @@ def of_sessions(path: Path, count: int) -> list[Row]:
 
 
 def of_messages(path: Path, count: int) -> list[Row]:
-    """Messages that wait, beyond their payloads."""
+    """Measure queued messages, without their payloads."""
     rows = []
     for sessions, each_tick in ((1, 1), (1, 10), (1, 100), (1000, 10)):
         here = path.with_name(f"{path.name}-{sessions}-{each_tick}")
@@ -208,7 +208,7 @@ def of_messages(path: Path, count: int) -> list[Row]:
 
 
 def of_copies(path: Path, count: int) -> list[Row]:
-    """Messages that are stored for one session, and retained ones, beyond their payloads."""
+    """Measure messages stored for one session, and retained ones, without their payloads."""
     worker = Worker(path)
     [member, publisher] = worker.connect(["member-0123456789012345", "publisher-0123456789012"])
     worker.subscribe([member], f"$share/group/{FILTER}", 1)
@@ -220,7 +220,7 @@ def of_copies(path: Path, count: int) -> list[Row]:
         worker.host.turn()
     worker.settle()
     worker.close()
-    shares = at_rest(path, schema.QUEUED).of_each(2 * count, PAYLOAD_BYTES)  # the retained ones went to it as well
+    shares = at_rest(path, schema.QUEUED).of_each(2 * count, PAYLOAD_BYTES)  # the session got the retained ones as well
     retained = at_rest(path, schema.RETAINED).of_each(count, PAYLOAD_BYTES)
     return [
         Row("message of one session alone (share of a group), beside its payload", shares, 0),
@@ -229,7 +229,7 @@ def of_copies(path: Path, count: int) -> list[Row]:
 
 
 def given(path: Path, sessions: int, count: int) -> int:
-    """Bytes that LevelDB is given for so many messages to so many sessions that are away and share a filter."""
+    """Return the bytes given to LevelDB for this number of messages to offline sessions with one filter."""
     worker = Worker(path)
     peers = worker.connect(names(sessions))
     worker.subscribe(peers, FILTER, 1)
@@ -257,17 +257,17 @@ def bytes_table(rows: Iterable[Row]) -> list[str]:
 
 
 class Written(NamedTuple):
-    """What so many seconds of traffic have cost."""
+    """The costs of some seconds of traffic."""
 
     what: str
     messages: int
     seconds: float
     given: int
-    """Bytes of the batches that LevelDB was given."""
+    """Bytes of the batches given to LevelDB."""
     log_bytes: int
-    """What the writer's thread wrote into files: LevelDB's log."""
+    """Bytes that the writer's thread wrote into files: LevelDB's log."""
     table_bytes: int
-    """What LevelDB's own threads wrote: tables."""
+    """Bytes that LevelDB's own threads wrote: tables."""
     writer_seconds: float
     """CPU time of the writer's thread."""
     compaction_seconds: float
@@ -276,7 +276,7 @@ class Written(NamedTuple):
 
 
 class Traffic:
-    """Publishers at a rate, and subscribers that answer at once; packets are not looked at more than that takes."""
+    """Publishers at a rate, and subscribers that answer at once; packets are inspected only as far as that requires."""
 
     def __init__(self, worker: Worker, qos: int) -> None:
         self.worker = worker
@@ -286,7 +286,7 @@ class Traffic:
         self._bodies = [os.urandom(PAYLOAD_BYTES) for _ in range(1000)]
 
     def send(self, count: int) -> None:
-        """So many messages, from all publishers in turn."""
+        """Send this number of messages, from all publishers in turn."""
         parts: list[list[bytes]] = [[] for _ in self.publishers]
         for _ in range(count):
             at = self.sent % PUBLISHERS
@@ -299,7 +299,7 @@ class Traffic:
                 publisher.send(*packets)
 
     def answer(self, peers: Iterable[Peer]) -> None:
-        """What everybody was sent, to its end."""
+        """Acknowledge everything that the clients have received, and finish the handshakes."""
         for peer in peers:
             while peer.packets:
                 packet = peer.packets.popleft()
@@ -312,7 +312,7 @@ class Traffic:
 
 
 def written(path: Path, what: str, qos: int, is_online: bool, rate: int, seconds: float) -> Written:
-    """Traffic for a while."""
+    """Measure traffic for a number of seconds."""
     worker = Worker(path, fsync=True)
     [subscriber] = worker.connect(["subscriber-012345678901"])
     worker.subscribe([subscriber], FILTER, qos)
@@ -333,13 +333,13 @@ def written(path: Path, what: str, qos: int, is_online: bool, rate: int, seconds
         host.turn()
         traffic.answer(everybody)
         select.select([worker.store], [], [], TICK_SECONDS)
-    traffic.send(int(seconds * rate) - traffic.sent)  # what a busy machine has left for the end
+    traffic.send(int(seconds * rate) - traffic.sent)  # the rest, if the machine was busy
     worker.settle()
     return meter.read(what, traffic.sent, time.monotonic() - began)
 
 
 class Meter:
-    """What the threads of a worker's store do from now on."""
+    """Counts the work of a worker's store threads from its creation."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -355,7 +355,7 @@ class Meter:
         self._write(batches, fsync)
 
     def _now(self) -> tuple[int, int, int, float, float]:
-        # bytes given, bytes written by the writer, by everybody; CPU time of the writer, of everybody but this thread
+        # bytes given, bytes written by the writer, by all threads; CPU time of the writer, of all threads but this one
         thread = self._writer._thread
         assert thread.ident is not None
         by_writer = written_bytes(Path(f"/proc/self/task/{thread.native_id}/io"))
@@ -363,7 +363,7 @@ class Meter:
         return self._given, by_writer, written_bytes(OWN_IO), writer, time.process_time() - time.thread_time()
 
     def read(self, what: str, messages: int, seconds: float) -> Written:
-        """Until now, and with what LevelDB had begun; the worker is closed."""
+        """Return the counts until now, with the work that LevelDB had begun; the worker is closed."""
         commits = self._writer.commits
         given, log_bytes, _, writer, _ = self._now()
         given, log_bytes, writer = given - self._began[0], log_bytes - self._began[1], writer - self._began[3]
@@ -377,7 +377,7 @@ OWN_IO = Path("/proc/self/io")
 
 
 def written_bytes(io: Path) -> int:
-    """Bytes that a process or thread has given to write calls."""
+    """Return the bytes that a process or thread has passed to write calls."""
     words = io.read_text().split()
     return int(words[words.index("wchar:") + 1])
 
@@ -406,7 +406,7 @@ def writing_table(rows: Iterable[Written]) -> list[str]:
 
 
 def document(sizes: Sequence[Row], writing: Sequence[Written], command: str) -> str:
-    """All that stands between the marks."""
+    """Return the text between the marks."""
     parts = [
         f"Machine: {machine()}; {time.strftime('%Y-%m-%d')}, commit {commit()}.", "", f"    {command}", "",
         *bytes_table(sizes), "", *writing_table(writing),
@@ -415,7 +415,7 @@ def document(sizes: Sequence[Row], writing: Sequence[Written], command: str) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; --write puts it into the document."""
+    """Measure and print; --write puts the result into the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20_000, help="things of each kind (default: 20,000)")
     parser.add_argument("--rate", type=int, default=10_000, help="messages per second (default: 10,000)")

@@ -1,10 +1,10 @@
-"""How fast the archive is replayed to one subscriber, and what that costs the others.
+"""Speed of a replay of the archive to one subscriber, and its cost for other clients.
 
     python -m tests.benchmarks.replaying [--messages N] [--workers N]
 
-One client archives messages of 64 bytes; another one asks for all of them, at QoS 0. Beside it a third process sends a
+One client archives messages of 64 bytes; another one requests all of them, at QoS 0. Meanwhile a third process sends a
 message of QoS 0 to itself every two milliseconds, on a topic that is not archived, before and during the replay: p50 of
-both, in turn, several times over, because the machine may be busy.
+both, in turn, several times, because the machine may be busy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TURNS = 3
 
 
 def _fill(address: tuple[str, int], messages: int, client_id: str) -> None:
-    """Publish them all; a last one at QoS 1 says that all are archived."""
+    """Publish all messages; the ack of the last one, at QoS 1, shows that all are archived."""
     client = wire.Client(address, 5)
     client.connect(client_id)
     one = wire.publish(5, TOPIC, bytes(PAYLOAD_BYTES))
@@ -55,7 +55,7 @@ def _fill(address: tuple[str, int], messages: int, client_id: str) -> None:
 
 
 def ping(address: tuple[str, int], orders: Connection) -> None:
-    """Until told otherwise: measure, and say what was measured since the last order."""
+    """Measure until an order of None arrives; answer other orders with the times since the last one."""
     client = wire.Client(address, 4)
     client.connect("ping")
     client.subscribe("ping")
@@ -76,7 +76,7 @@ def ping(address: tuple[str, int], orders: Connection) -> None:
 
 
 def _read(address: tuple[str, int], messages: int, told: Connection) -> None:
-    """Ask for all of it, and say how long it took from the SUBACK to the last message."""
+    """Request all messages; send the seconds from the SUBACK to the last message."""
     client = wire.Client(address, 5)
     client.connect("reader")
     asked = {"user_property": [("mqttd-offset", "earliest")]}
@@ -98,7 +98,7 @@ def _read(address: tuple[str, int], messages: int, told: Connection) -> None:
 
 
 def cpu_seconds(broker: Mqttd) -> float:
-    """Of all its processes."""
+    """Return the CPU seconds of all its processes."""
     total = 0.0
     for pid in broker.processes():
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -108,7 +108,7 @@ def cpu_seconds(broker: Mqttd) -> float:
 
 
 def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_SECONDS) -> Figures:
-    """The figures."""
+    """Return the figures of a replay."""
     rates, before, during, cpu = [], [], [], []
     with directory() as path:
         config = path / "mqttd.toml"
@@ -155,12 +155,12 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
 
 
 def by_one_worker(_: Ruler) -> Figures:
-    """1,000,000 messages."""
+    """Replay 1,000,000 messages."""
     return replay(_MESSAGES, 1, _TURNS)
 
 
 def by_two_workers(_: Ruler) -> Figures:
-    """The same, where half of them lie with a sibling."""
+    """Replay 1,000,000 messages, half of them archived by a sibling."""
     return replay(_MESSAGES, 2, _TURNS)
 
 

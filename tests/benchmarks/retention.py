@@ -1,10 +1,10 @@
-"""Retention at full ingest: how much of the disk an archive takes beside what its rule allows, and how fast it is read.
+"""Retention at full ingest: the disk space of an archive beyond the limit of its rule, and the speed of reading it.
 
     python -m tests.benchmarks.retention DIRECTORY [--bytes 512MiB] [--times 6] [--message 1000] [--block 65536]
 
-A store of one worker archives messages of random bytes as fast as its writer takes them, until so many times what the
-rule allows has gone through it. Every 50 ms the blocks of all its files are added up. Then it is read from its start to
-its end by pages of 64 KB. `--block 1`: a commit for each message, as a slow publisher makes them.
+A store of one worker archives messages of random bytes as fast as its writer takes them, until `--times` the bytes of
+the rule are written. Every 50 ms the blocks of all its files are added up. Then it is read from its start to its end by
+pages of 64 KB. `--block 1`: a commit for each message, as a slow publisher causes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOURS = 24 * 3_600_000
 
 
 class Sampler(threading.Thread):
-    """What the files of a directory take, again and again."""
+    """Samples the size of all files of a directory."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -43,18 +43,18 @@ class Sampler(threading.Thread):
         self._stop_it = threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Sample until `end` is called."""
         while not self._stop_it.wait(_SAMPLE_SECONDS):
             self.sizes.append(on_disk(self._path))
 
     def end(self) -> None:
-        """No more samples."""
+        """Stop sampling."""
         self._stop_it.set()
         self.join()
 
 
 def on_disk(path: Path) -> int:
-    """Bytes of all files; one that is removed meanwhile is none."""
+    """Return the bytes of all files; a file that is removed meanwhile counts 0."""
     total = 0
     for entry in os.scandir(path):
         try:
@@ -65,7 +65,7 @@ def on_disk(path: Path) -> int:
 
 
 def fill(store: LevelStore, size: int, message_bytes: int, block_bytes: int, pending_max: int = 16 << 20) -> int:
-    """Archive so many bytes; returns how many messages."""
+    """Archive this number of bytes; return the number of messages."""
     archiver = store.archive.archiver
     payloads = [os.urandom(message_bytes) for _ in range(_POOL)]
     number = max(store.archive.highest, time.time_ns() // 1000 << 8)
@@ -93,7 +93,7 @@ def fill(store: LevelStore, size: int, message_bytes: int, block_bytes: int, pen
 
 
 def read_all(store: LevelStore, filters: list[bytes]) -> tuple[int, float, float]:
-    """(messages, seconds, the longest page in seconds)."""
+    """Return (messages, seconds, the longest page in seconds)."""
     began, after, messages, longest = time.perf_counter(), 0, 0, 0.0
     while True:
         page_began = time.perf_counter()
@@ -106,7 +106,7 @@ def read_all(store: LevelStore, filters: list[bytes]) -> tuple[int, float, float
 
 
 def measure(directory: Path, size: int, times: float, message_bytes: int, block_bytes: int) -> dict[str, Any]:
-    """One run; the store is left in the directory."""
+    """Measure once; the store is left in the directory."""
     store = LevelStore(directory, archive=Options("e", 0, (Table(b"#", _HOURS, size),)))
     sampler = Sampler(directory)
     fill(store, size, message_bytes, block_bytes)
@@ -136,7 +136,7 @@ def measure(directory: Path, size: int, times: float, message_bytes: int, block_
 
 
 def main() -> int:
-    """Print one line of JSON."""
+    """Print the figures as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="for the store; empty")
     parser.add_argument("--bytes", default="512MiB", help="what the rule allows")

@@ -1,9 +1,9 @@
-"""The ruler: a load generator in C and the start commands of other brokers, in a folder of their own beside this
-repository. It is found by path and used where it lies; nothing of it is copied here.
+"""The ruler: a load generator in C and the start commands of other brokers, in a separate folder beside this
+repository. It is found by path and used in place; nothing of it is copied here.
 
 `Ruler.at(path)` imports its compare.py, builds mqload and relay into its cache folder (MQLOAD_WORK) when they are older
-than their source, and knows mqttd beside the brokers compare.py knows. Every run is a fresh broker on a free port, and
-one mqload that reports CPU, latency, memory and every lost, doubled or damaged message.
+than their source, and adds mqttd to the brokers of compare.py. Every run is a fresh broker on a free port, and one
+mqload that reports CPU, latency, memory and every lost, duplicated or damaged message.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 Figures = dict[str, Any]
-"""What one run gave: numbers by name, "ok", and "why" when it was not."""
+"""The result of one run: numbers by name, "ok", and "why" when it failed."""
 
-#: our name -> that of compare.py's table
+#: our name -> the name in compare.py's table
 PEERS = {"mosquitto": "mosq20", "nats-server": "nats"}
 _PORT_FIRST = 21500
 _STORE = "data"  # in the folder of a run
@@ -34,7 +34,7 @@ _ARCHIVE = '[[archive]]\nfilter = "#"\nhours = 24\nbytes = "10GB"\n'
 
 
 class Running:
-    """A broker that serves."""
+    """A running broker."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -42,19 +42,19 @@ class Running:
 
     @property
     def pid(self) -> int:
-        """The process that was started; its children count as the broker too."""
+        """Process id of the started process; its children count as the broker too."""
         pid: int = self._broker.p.pid
         return pid
 
     def pss_bytes(self) -> int:
-        """Proportional set size of all its processes: a page shared by n of them counts 1/n in each."""
+        """Return the proportional set size of all its processes: a page shared by n of them counts 1/n in each."""
         total = 0
         for pid in self._broker.tree():
             try:
                 with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
                     total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
             except (FileNotFoundError, ProcessLookupError, StopIteration):
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
         return total * 1024
 
 
@@ -68,7 +68,7 @@ class Ruler:
 
     @classmethod
     def at(cls, path: Path) -> Ruler | None:
-        """The ruler in that folder, built; None when there is none."""
+        """Return the ruler in that folder, built; None if the folder has none."""
         source = path / "compare.py"
         if not source.is_file():
             return None
@@ -87,11 +87,11 @@ class Ruler:
         return cls(compare)
 
     def installed(self, broker: str) -> bool:
-        """Whether that broker can be started on this machine."""
+        """Return whether that broker can be started on this machine."""
         return shutil.which(shlex.split(self._spec(broker)[0])[0]) is not None
 
     def mqload(self, broker: str, arguments: str, seconds: float, warmup: float) -> Figures:
-        """Start the broker, run mqload against it with `{S}` for the time to measure, stop it."""
+        """Start the broker, run mqload against it with `{S}` for the time to measure, stop the broker."""
         compare = self._compare
         compare.SCENARIOS["ours"] = (arguments, "", "")
         options = argparse.Namespace(seconds=seconds, warmup=warmup, pin=False, extra="")
@@ -104,7 +104,7 @@ class Ruler:
         return figures
 
     def generate(self, running: Running, arguments: str) -> Figures:
-        """Run mqload against a broker that runs already."""
+        """Run mqload against a running broker."""
         whole = f"{arguments} --port {running.port} --pid {running.pid} --tree"
         command = [self._compare.MQLOAD, *shlex.split(whole)]
         done = subprocess.run(command, capture_output=True, timeout=100, text=True, check=False)
@@ -116,7 +116,7 @@ class Ruler:
 
     @contextmanager
     def started(self, broker: str) -> Iterator[Running]:
-        """A fresh broker, for what mqload does not measure."""
+        """Yield a fresh broker, for figures that mqload does not measure."""
         command, files, single, _ = self._spec(broker)
         self._lock.room(0)
         held = self._compare.Broker(_file_name(broker), command, files, single, self._next_port(), "", False)
@@ -129,12 +129,12 @@ class Ruler:
             _remove_store(Path(held.dir))
 
     def medians(self, runs: list[Figures]) -> tuple[dict[str, float], dict[str, float]]:
-        """Median of every figure, and its spread in percent: (largest - smallest) / median."""
+        """Return the median of every figure, and its spread in percent: (largest - smallest) / median."""
         medians, spreads = self._compare.median(runs)
         return dict(medians), dict(spreads)
 
     def complaint(self, runs: list[Figures]) -> str:
-        """What went wrong in these runs, or an empty text."""
+        """Return the errors of these runs, or an empty text."""
         text: str = self._compare.note({"runs": runs})
         return text
 
@@ -143,9 +143,9 @@ class Ruler:
         return self._port
 
     def _spec(self, broker: str) -> tuple[str, dict[str, str], bool, str]:
-        """compare.py's (command, files, single-threaded, cannot do). "mqttd/2": ours with two workers, "mqttd/1+fsync"
-        and "mqttd/1+buffered": with a store on the disk, "mqttd/1+fsync+archive": everything is archived there,
-        "mqttd/1 A=B": with that in its environment.
+        """Return compare.py's (command, files, single-threaded, cannot do). "mqttd/2": mqttd with two workers,
+        "mqttd/1+fsync" and "mqttd/1+buffered": with a store on disk, "mqttd/1+fsync+archive": everything is archived
+        there, "mqttd/1 A=B": with A=B in its environment.
         """
         name, _, environment = broker.partition(" ")
         if name in PEERS:
@@ -169,12 +169,12 @@ class Ruler:
 
 
 def _file_name(broker: str) -> str:
-    """A broker's name for the folder of its files."""
+    """Return a broker's name for the folder of its files."""
     return broker.replace("/", "-").replace(" ", "-")
 
 
 def _remove_store(run: Path) -> None:
-    """The stores of many runs would fill the disk."""
+    """Remove the store: those of many runs would fill the disk."""
     shutil.rmtree(run / _STORE, ignore_errors=True)
 
 

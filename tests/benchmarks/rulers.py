@@ -1,7 +1,7 @@
 """python -m tests.benchmarks.rulers --ruler DIR: flood and the ruler's mqload measure the same brokers, in one run.
 
-Each run has a fresh broker, and one process that generates; flood and mqload take turns. What they say of throughput,
-latency and the broker's CPU time per message is to agree within 15 %.
+Each run has a fresh broker, and one process that generates; flood and mqload take turns. Their throughput, latency and
+CPU time of the broker per message should agree within 15 %.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.benchmarks.ruler import ROOT, Figures, Ruler, Running
 
 WITHIN: Final = 0.15
 _OWN: Final = "own lateness, p50 us"
-"""Part of the latency, and nothing of the broker's: shown, not judged."""
+"""Part of the latency, caused by the generator and not by the broker: shown, not judged."""
 
 
 class Row(NamedTuple):
-    """A load as both understand it, and which figures are compared: (title, flood's name, mqload's name)."""
+    """A load in both tools' options, and the compared figures: (title, flood's name, mqload's name)."""
 
     name: str
     flood: str
@@ -49,7 +49,7 @@ ROWS: Final = (
 
 
 def by_flood(row: Row, running: Running, seconds: float) -> Figures:
-    """One run of ours, as users start it. RuntimeError: something went wrong."""
+    """Run flood once, as users start it. RuntimeError: flood failed."""
     done = subprocess.run(
         [sys.executable, "-m", "loadtest.flood", *row.flood.split(), "--host", f"127.0.0.1:{running.port}",
          "-t", "bench/pair/%i", "--pid", str(running.pid), "--processes", "1", "--seconds", str(seconds),
@@ -63,7 +63,7 @@ def by_flood(row: Row, running: Running, seconds: float) -> Figures:
 
 
 def by_mqload(ruler: Ruler, row: Row, running: Running, seconds: float) -> Figures:
-    """The same by the ruler's."""
+    """Run the ruler's mqload once."""
     figures = ruler.generate(running, f"{row.mqload} --seconds {seconds} --warmup 0.5")
     if not figures["ok"]:
         raise RuntimeError(f"mqload {row.mqload}: {figures.get('why', figures)}")

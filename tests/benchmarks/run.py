@@ -3,17 +3,17 @@
     python -m tests.benchmarks.run                             everything; writes docs/benchmarks.md
     python -m tests.benchmarks.run --list                      the names of the scenarios
     python -m tests.benchmarks.run --rows pair0,connect        some of them; prints, and writes with --write
-    python -m tests.benchmarks.run --rows pair0 --runs 1 --seconds 1      a look
+    python -m tests.benchmarks.run --rows pair0 --runs 1 --seconds 1      a short run
     python -m tests.benchmarks.run --micro                     only the micro-benchmarks
 
-`make bench ARGS='--rows pair0'` is the same after compiling. The variants of a scenario are measured in turn, and every
-figure is the median of its runs. Results are kept in build/benchmarks.json, scenario by scenario, so that a table can
-be completed or corrected by measuring a part again; the written table says of which date and commit each part is.
+`make bench ARGS='--rows pair0'` does the same after compiling. The variants of a scenario are measured in turn, and
+every figure is the median of its runs. Results are kept in build/benchmarks.json, scenario by scenario, so that a table
+can be completed or corrected by measuring a part again; the written table has the date and commit of each part.
 
-The comparison needs the ruler (--ruler, RULER, default ../shared/ruler): without it one line says that it is left out.
-Two more measurements decide constants and are not part of the table:
+The comparison needs the ruler (--ruler, RULER, default ../shared/ruler): without it one line reports its omission. Two
+more measurements decide constants and are not part of the table:
 
-    python -m tests.benchmarks.sharing     from which size on a body is worth sharing (limits.share_large_bytes)
+    python -m tests.benchmarks.sharing     the size from which a body is worth sharing (limits.share_large_bytes)
     python -m tests.benchmarks.wiring      links, memory and time to ready of 4, 16 and 64 workers, three ways
 """
 
@@ -40,7 +40,7 @@ RESULTS = ROOT / "build" / "benchmarks.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the arguments ask for."""
+    """Measure as the arguments ask."""
     options = _parser().parse_args(arguments)
     if options.list:
         for scenario in SCENARIOS:
@@ -105,7 +105,7 @@ def _verdict(met: bool | None) -> str:
 
 
 def micro() -> None:
-    """Decode, match, fan-out: inside one process, without sockets."""
+    """Measure decoding, matching and fan-out: inside one process, without sockets."""
     from tests.benchmarks import bench_codec, bench_fanout
 
     print("decoding, best of five")
@@ -117,7 +117,7 @@ def micro() -> None:
 
 
 def _measured(ruler: Ruler, scenario: Scenario, options: argparse.Namespace) -> Result:
-    """All runs of one scenario, its variants in turn."""
+    """Run one scenario, its variants in turn, and return its result."""
     variants = [v for v in scenario.variants if v.broker.split("/")[0] in options.brokers and _installed(ruler, v)]
     runs: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
     times = min(options.runs, scenario.runs_max)
@@ -138,7 +138,7 @@ def _once(ruler: Ruler, scenario: Scenario, variant: Variant, options: argparse.
             return variant.measure(ruler)
         arguments = f"{scenario.arguments} {variant.extra}".strip()
         return ruler.mqload(variant.broker, arguments, options.seconds * scenario.seconds, options.warmup)
-    except (OSError, RuntimeError) as error:  # a broker that died: said in the table, the others go on
+    except (OSError, RuntimeError) as error:  # the broker died: the table reports it, the other runs continue
         return {"ok": False, "why": f"{type(error).__name__}: {error}"[:300]}
 
 

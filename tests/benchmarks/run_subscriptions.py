@@ -1,13 +1,13 @@
-"""Nanoseconds for a match and bytes for a filter, at 1,000, 100,000 and 1,000,000 filters of 30 bytes.
+"""Nanoseconds per match and bytes per filter, at 1,000, 100,000 and 1,000,000 filters of 30 bytes.
 
     python -m tests.benchmarks.run_subscriptions [filters ...]
 
 1,000 clients (at 1,000 filters 10) share the filters evenly. "match": a topic drawn at random from as many as there
 are filters, so that neither the result cache nor the processor's caches help at a million (at 1,000 the result cache
-holds all). "none": the same with a last byte that no filter has. "cached": one of 500 topics asked before. Bytes are
+holds all). "none": the same with a last byte that no filter has. "cached": one of 500 topics matched before. Bytes are
 the growth of the process's PSS (/proc/self/smaps_rollup) divided by the filters: Filter, subscriber, the session's
-Membership, hash table, trie and what malloc adds. "slowest": of a single hold + add. Times are the best of three
-passes over the same topics. Each shape is measured in a process of its own.
+Membership, hash table, trie and malloc's overhead. "slowest": of a single hold + add. Times are the best of three
+passes over the same topics. Each shape is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Measured(NamedTuple):
 
 
 def pss_bytes() -> int:
-    """The proportional set size of this process."""
+    """Return the proportional set size of this process."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def measured(shape: str, filters: int) -> Measured:
-    """Fill a table and match. The process is not good for another measurement of memory."""
+    """Fill a table and match. The process must not be used for another measurement of memory."""
     filter_of, topic_of = SHAPES[shape]
     clients = min(1000, max(1, filters // 100))
     each = filters // clients

@@ -1,7 +1,7 @@
-"""What is measured: every scenario with its brokers, and what its figures must reach.
+"""The scenarios of the benchmarks, with their brokers, and the targets of their figures.
 
-A scenario's variants are measured in turn, A B C A B C, so that whatever else the machine does hits all of them alike.
-A target compares the median of one figure of one variant with that of another variant, or with a number.
+A scenario's variants are measured in turn, A B C A B C, so that other load on the machine affects all of them alike. A
+target compares the median of one figure of one variant with that of another variant, or with a number.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Measure = Callable[["Ruler"], Figures]
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing that is measured. `broker`: as Ruler.mqload knows it. `extra`: more arguments for mqload."""
+    """One measured case. `broker`: its name for Ruler.mqload. `extra`: more arguments for mqload."""
 
     name: str
     broker: str
     extra: str = ""
     measure: Measure | None = None
-    """Instead of mqload."""
+    """A measurement that replaces mqload."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """At most `at_most` times the figure of variant `than`, or, without one, at most that number. `is_least`: at
-    least.
+    """A bound of a figure: at most `at_most` times that of variant `than`, or at most that number if there is none.
+    `is_least`: at least.
     """
 
     of: str
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row, or several that are measured together."""
+    """A row of the tables, or several measured together."""
 
     name: str
     title: str
@@ -57,14 +57,14 @@ class Scenario:
     variants: tuple[Variant, ...]
     targets: tuple[Target, ...]
     figures: tuple[str, ...] = (CPU, "out_per_s")
-    """What the table of all figures shows."""
+    """Figures shown in the table of all figures."""
     seconds: float = 1.0
-    """Times the seconds of the run: more where little happens, for CPU is counted in steps of 10 ms."""
+    """Factor of the run's seconds: higher where little happens, because CPU is counted in steps of 10 ms."""
     runs_max: int = 100
-    """Memory does not need five."""
+    """Maximum number of runs: memory does not need five."""
     remark: str = ""
     section: str = ""
-    """Heading under which it stands in the document; none: among the first."""
+    """Heading above it in the document; empty: the first part."""
 
 
 MOSQUITTO = Variant("mosquitto", "mosquitto")
@@ -79,7 +79,7 @@ ARCHIVE = Variant("mqttd, archive", "mqttd/1+fsync+archive")
 
 
 def share_that_crosses(pairs: int, workers: int = 2) -> float:
-    """How many of mqload's pairs have their publisher on one worker and their subscriber on another, 0 to 1."""
+    """Return the share of mqload's pairs, 0 to 1, with the publisher on one worker and the subscriber on another."""
     crossing = sum(home(f"mqlP{i}", workers) != home(f"mqlS{i}", workers) for i in range(pairs))
     return crossing / pairs
 

@@ -1,10 +1,10 @@
-"""From which size on a body is worth sharing by reference (writev) instead of copying it into every outbox.
+"""The size from which sharing a body by reference (writev) is cheaper than copying it into every outbox.
 
     python -m tests.benchmarks.sharing [--runs 3] [--seconds 1.5] [--subscribers 100]
 
 For each payload size the broker runs twice, in turn: with MQTTD_LIMITS__SHARE_LARGE_BYTES above it (copied) and at or
-below it (shared). Broker CPU per delivered message of a fan-out, saturated, and at 200 messages/s, where a send carries
-one message. The size from which sharing wins in both is what limits.share_large_bytes should be.
+below it (shared). Measured is the broker CPU per delivered message of a fan-out, saturated, and at 200 messages/s,
+where a send carries one message. limits.share_large_bytes should be the size from which sharing wins in both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.benchmarks.ruler import ROOT, Figures, Ruler
 
 PAYLOADS = (256, 512, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
-_SHARED_FROM = 64  # the least the setting may be
+_SHARED_FROM = 64  # the minimum of the setting
 _COPIED_UP_TO = 1 << 24
 _VARIABLE = "MQTTD_LIMITS__SHARE_LARGE_BYTES"
 

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Where messages end: a broker's side that reads, counts and acknowledges in compiled code, and does nothing else.
+"""A sink of messages: the broker's end, which reads, counts and acknowledges in compiled code, and does nothing else.
 
-What a generator reaches against it is what the generator can do, with its share of the kernel's work.
+A generator's rate against it is the generator's capacity, with its share of the kernel's work.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -21,7 +21,7 @@ cdef class Sink(Sockets):
         self.new_client(fd, None).state = OPEN
 
     def run(self, uint64_t until_ns):
-        """Read and acknowledge until then."""
+        """Read and acknowledge until this time."""
         self.now = monotonic_ns()
         while self.now < until_ns:
             self.flush_all()
@@ -30,7 +30,7 @@ cdef class Sink(Sockets):
 
     @property
     def received(self):
-        """PUBLISH packets."""
+        """Number of PUBLISH packets received."""
         return self.row[RECEIVED]
 
     cdef uint32_t packets(self, Client* c, const uint8_t* p, uint32_t n) except? 0:

@@ -1,9 +1,9 @@
-"""What each setting of `[leveldb]` does: `python -m tests.benchmarks.store_settings [DIRECTORY]`.
+"""The effect of each setting of `[leveldb]`: `python -m tests.benchmarks.store_settings [DIRECTORY]`.
 
-One store, filled as a worker fills it (a block per tick, several indexes), opened anew, read by sessions that were
-away, and emptied; once for each value of each setting, the others as by default. Each run in a process of its own, for
-its memory. Seconds are those of all threads, compaction included: a busy machine changes them little. The table is
-Markdown; docs/store.md has one.
+One store, filled as a worker fills it (a block per tick, several indexes), opened again, read by sessions that were
+offline, and emptied; once for each value of each setting, the others at their defaults. Each run is in a separate
+process, to measure its memory. Seconds are CPU seconds of all threads, compaction included: a busy machine changes
+them little. The table is Markdown; docs/store.md has one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MESSAGES = 200_000
 PER_TICK = 20
 INDEXES = 50
 PAYLOAD_BYTES = 400
-UNDER_WAY_MAX = 64  # ticks that wait for the disk at once
+UNDER_WAY_MAX = 64  # ticks that wait for the disk at the same time
 SECONDS_MAX = 120.0
 RUNS: dict[str, list[object]] = {
     "write_buffer_bytes": [1 << 20, 4 << 20, 16 << 20, 64 << 20],
@@ -41,13 +41,13 @@ COLUMNS = ("write, CPU s", "written MB", "on disk MB", "start, CPU s", "read, CP
 
 
 def payload(number: int, dice: random.Random) -> bytes:
-    """As devices send them: JSON, which compresses to about half."""
+    """Return a payload like those of devices: JSON that compresses to about half."""
     text = json.dumps({"number": number, "at": 1795190000000 + number, "unit": "celsius", "site": "plant-7"})
     return text.encode().ljust(PAYLOAD_BYTES // 2) + dice.randbytes(PAYLOAD_BYTES // 2)
 
 
 def filled(path: Path, options: Options) -> None:
-    """Ticks of messages, several under way, one fdatasync for those that wait together."""
+    """Write messages tick by tick; several ticks wait for the disk, those that wait together share one fdatasync."""
     store = LevelStore(path, options=options)
     writer = Writer(store)
     dice = random.Random(1)
@@ -61,7 +61,7 @@ def filled(path: Path, options: Options) -> None:
 
 
 def read(store: LevelStore) -> None:
-    """Every session its backlog."""
+    """Read every session's backlog."""
     for name in store.names():
         after = 0
         while True:
@@ -72,7 +72,7 @@ def read(store: LevelStore) -> None:
 
 
 def emptied(store: LevelStore) -> None:
-    """All of it is acknowledged, and deleted."""
+    """Acknowledge and delete everything."""
     for name in store.names():
         store.trim(name, store.last_position)
     store.put(b"\xffmark", b"")
@@ -82,7 +82,7 @@ def emptied(store: LevelStore) -> None:
 
 
 def run(path: Path, options: Options) -> list[float]:
-    """One row of the table."""
+    """Return one row of the table."""
 
     def timed(what: Callable[[], object]) -> float:
         began = time.process_time()
@@ -108,7 +108,7 @@ def run(path: Path, options: Options) -> list[float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table. DIRECTORY: on the disk that is to be measured."""
+    """Print the table. DIRECTORY: on the disk to measure."""
     if arguments[:1] == ["--run"]:
         options = replace(Options(), **json.loads(arguments[2]))
         print(json.dumps(run(Path(arguments[1]), options)))

@@ -15,7 +15,7 @@ BEGIN = "<!-- measured: python -m tests.benchmarks.run -->"
 
 @dataclass
 class Result:
-    """One scenario, measured. Plain values, so that it survives as JSON."""
+    """The result of one scenario, in plain values that JSON can hold."""
 
     date: str
     commit: str
@@ -26,7 +26,7 @@ class Result:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Result:
-        """From JSON."""
+        """Return a result from its JSON."""
         return cls(**values)
 
 
@@ -78,13 +78,13 @@ FIGURES: dict[str, tuple[str, str]] = {
 
 
 def shown(figure: str, value: float | None) -> str:
-    """A value with its unit."""
+    """Return a value with its unit."""
     return "-" if value is None or math.isnan(value) else FIGURES[figure][1].format(value)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A target beside what was measured."""
+    """A target beside the measured figures."""
 
     of: str
     than: str
@@ -121,7 +121,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _title(scenario: Scenario, target: Target) -> str:
-    """The scenario, and the figure where it has several."""
+    """Return the title of a scenario, with the figure if it has several."""
     figures = {each.figure for each in scenario.targets}
     name = FIGURES[target.figure][0]
     is_named = len(figures) > 1 and target.figure != "broker_us_per_msg" and name not in scenario.title
@@ -129,7 +129,7 @@ def _title(scenario: Scenario, target: Target) -> str:
 
 
 def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
-    """What was to be reached, and what was."""
+    """Return the table of targets and the ratios reached."""
     titles = ("scenario", "measured", "compared with", "reached", "at most (>=: at least)", "met")
     lines = [_row(titles), "|---|---|---|---:|---:|---|"]
     for scenario in scenarios:
@@ -144,7 +144,7 @@ def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) 
 
 
 def figures_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
-    """Every variant's figures; the ratio is that of CPU to the first variant's (mosquitto, where it takes part)."""
+    """Return the table of each variant's figures, with its CPU ratio to the first variant (mosquitto where present)."""
     lines = [_row(("scenario", "broker", "figures", "spread", "CPU ratio", "remark")), "|---|---|---|---:|---:|---|"]
     for scenario in scenarios:
         result = results.get(scenario.name)
@@ -172,7 +172,7 @@ def figures_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) 
 
 
 def document(scenarios: Iterable[Scenario], results: Mapping[str, Result], machine: str, command: str) -> str:
-    """All that stands between the marks."""
+    """Return the text between the marks."""
     scenarios = list(scenarios)
     origins: dict[tuple[str, str, int], list[str]] = {}
     for scenario in scenarios:

@@ -1,4 +1,4 @@
-"""The snapshot that reading is measured on is what it says."""
+"""The snapshot made for the measurement of reading has the requested messages."""
 
 from __future__ import annotations
 

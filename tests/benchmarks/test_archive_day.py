@@ -1,4 +1,4 @@
-"""The measurement of a day's archive can be made."""
+"""The measurement of a day's archive runs, with a short day."""
 
 from __future__ import annotations
 

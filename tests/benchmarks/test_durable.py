@@ -1,4 +1,4 @@
-"""The measurements of the store can be made, and what they say of it holds with less of everything."""
+"""The measurements of the store run, and their conditions hold with small numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that measures flood against a sink counts what it says."""
+"""The program that measures flood against a sink counts correctly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.generating import ROWS, Row, once
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_all_that_is_generated_comes_to_the_sink(row: Row) -> None:
-    """`once` compares what was sent with what the sink got, to the message."""
+    """Every generated message reaches the sink: `once` compares the counts."""
     cores = os.sched_getaffinity(0)
     try:
         figures = once(row, 0.3, (max(cores), min(cores))).figures

@@ -1,4 +1,4 @@
-"""The times of interruptions can be measured. How long they are is in docs/benchmarks.md: a busy machine decides."""
+"""The times of interruptions can be measured. Results, which depend on the load of the machine: docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/store.md says of bytes holds, with fewer of each kind; and the tables can be made."""
+"""The bounds on bytes in docs/store.md hold with fewer records of each kind, and the tables can be made."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_nothing_takes_more_than_it_may(tmp_path: Path, measure: on_disk.Measure
 
 
 def test_a_thousand_sessions_cost_a_message_no_more_than_one(tmp_path: Path) -> None:
-    """Bytes that LevelDB is given for each message: at most 1.05 times as many."""
+    """LevelDB is given at most 1.05 times as many bytes per message for a thousand sessions."""
     one, many = (on_disk.given(tmp_path / str(sessions), sessions, 500) for sessions in (1, 1000))
     assert many <= 1.05 * one
 
 
 def test_writing_is_counted(tmp_path: Path) -> None:
-    """All that came is given and written, whatever is merged on the way."""
+    """All messages are given to LevelDB and written to its log, whatever is merged on the way."""
     for what, qos, is_online in on_disk.TRAFFIC:
         found = on_disk.written(tmp_path / f"{qos}-{is_online}", what, qos, is_online, 2000, 0.2)
         assert found.messages == 400

@@ -1,4 +1,4 @@
-"""The measurement of replays can be made."""
+"""The measurement of replays runs, with few messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flood and the ruler are given the same loads."""
+"""flood and the ruler get the same loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md: ratios, verdicts, and where they are written."""
+"""The tables of docs/benchmarks.md: ratios, verdicts, and their place in the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO = Scenario("two", "two brokers", "", VARIANTS, (Target("ours", 0.1, "theirs"
 
 
 def result(**us: float) -> Result:
-    """One figure per variant."""
+    """Return a result with one figure per variant."""
     medians = {name: {US: value} for name, value in us.items()}
     return Result("2026-01-01", "abc", 5, medians, {name: {US: 10.0} for name in us}, {})
 

@@ -1,10 +1,10 @@
-"""How fast the job `parquet` is, and what memory it takes.
+"""The speed and memory of the job `parquet`.
 
     python -m tests.benchmarks.to_parquet SNAPSHOT OUT [--master local[2]] [--rounds 2]
 
-SNAPSHOT: one that `tests.benchmarks.analytics` has made. Its messages go to Parquet in a directory below OUT,
+SNAPSHOT: one made by `tests.benchmarks.analytics`. Its messages are written to Parquet in a directory below OUT,
 `--rounds` times, each into a new one; then once more into the last, where nothing is new. Rows per second from the
-job's beginning to its commit; the first round has the start of Spark's workers and its compiler's warming up in it.
+job's start to its commit; the first round includes the start of Spark's workers and the warm-up of its compiler.
 """
 
 from __future__ import annotations

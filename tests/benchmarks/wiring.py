@@ -3,14 +3,14 @@
     python -m tests.benchmarks.wiring [workers ...]
 
 at registration     every worker links to every other one when it starts
-at first use        a worker links to those that its clients have to do with: here to FIRST_USE others; the worst case
-                    is the one above, and the first message waits for a link to become ready
-one shared sender   every worker links to one process that passes everything on
+at first use        a worker links to those that its clients need: here FIRST_USE others; the worst case is the one
+                    above, and the first message waits for a link to become ready
+one shared sender   every worker links to one process that forwards everything
 
-Each worker is a forked process with nothing but a `zmq_mesh.sockets.Mesh`. Reported when all links of all workers are
-ready: what a mesh adds to its process in descriptors, threads and memory of its own (Private_Dirty: the median, and the
-process that has the most where that is the shared sender), seconds from the fork of the first until the last one was
-ready, and what heartbeats cost while nobody says anything, in percent of a core, all workers together.
+Each worker is a forked process with only a `zmq_mesh.sockets.Mesh`. Reported when all links of all workers are ready:
+descriptors, threads and private memory (Private_Dirty) that a mesh adds to its process (the median, and the maximum
+where that is the shared sender), seconds from the first fork until the last worker was ready, and the cost of
+heartbeats of idle workers, in percent of a core, all workers together.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _FORK = get_context("fork")
 
 
 class Quiet:
-    """Events of a worker without a broker."""
+    """Events of a worker without a broker: every call does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
 
 
 def at_registration(worker: int, workers: int) -> list[int]:
-    """Every other one."""
+    """Return all other workers."""
     return [other for other in range(workers) if other != worker]
 
 
 def at_first_use(worker: int, workers: int) -> list[int]:
-    """The next few and the last few, so that it is mutual."""
+    """Return the next few and the last few workers, so that links are mutual."""
     reach = FIRST_USE // 2
     near = {(worker + step) % workers for step in range(-reach, reach + 1)} - {worker}
     return sorted(near)
 
 
 def shared_sender(worker: int, workers: int) -> list[int]:
-    """All of the sender, which is worker 0; the sender of everybody else."""
+    """Return all others for the sender, worker 0; the sender for all others."""
     return list(range(1, workers)) if worker == 0 else [0]
 
 
@@ -73,7 +73,7 @@ WAYS: dict[str, Callable[[int, int], list[int]]] = {
 
 
 class Seen(NamedTuple):
-    """What a worker says of itself."""
+    """Descriptors, threads and memory that a worker reports of itself."""
 
     descriptors: int
     threads: int
@@ -97,7 +97,7 @@ def _serve(worker: int, peers: list[Peer], runtime_dir: str, parent: Connection)
             if number == parent.fileno():
                 parent.recv()
                 parent.send(Seen(*(new - old for new, old in zip(_seen(), before, strict=True))))
-                continue  # it goes on until all were asked, then it is killed
+                continue  # it continues until all have answered, then it is killed
             again |= mesh.readable(number, now)
         mesh.tick(now)
         mesh.flush(now)

@@ -1,1 +1,1 @@
-"""Pages that are written from the sources, and kept true by tests."""
+"""Pages that are generated from the sources, and kept up to date by tests."""

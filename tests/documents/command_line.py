@@ -134,7 +134,7 @@ ERRORS: dict[str, tuple[str, str]] = {
 }
 
 
-#: Placeholders that are not named after the last name in their expression
+#: Placeholders with a name other than the last one in their expression
 _NAMED = {
     "address[0]": "HOST",
     "address[1]": "PORT",
@@ -148,7 +148,7 @@ _NAMED = {
 
 
 def statuses(command: str) -> set[int]:
-    """The exit statuses in the code of a command: its constants, and the numbers that it returns."""
+    """Return the exit statuses in the code of a command: its constants, and the numbers that it returns."""
     tree = ast.parse((ROOT / "broker" / "cli" / f"{STATUSES[command][0]}.py").read_text())
     if command == "check-config":
         tree.body[:] = [
@@ -177,9 +177,7 @@ def _parsed(path: Path) -> ast.Module:
 
 @functools.cache
 def texts(error: str) -> list[str]:
-    """The lines that are raised as this error in this module (`print`: printed before it ends); placeholders are in
-    capitals.
-    """
+    """Return the lines raised as this error in this module (`print`: printed before exit), placeholders in capitals."""
     module, _, name = error.rpartition(".")
     tree = _parsed((ROOT / module.replace(".", "/")).with_suffix(".py"))
     known = {
@@ -198,7 +196,7 @@ def texts(error: str) -> list[str]:
 
 
 def _last_words(tree: ast.Module) -> Iterator[ast.AST]:
-    """The calls in the same block as the statement that sets the exit status."""
+    """Yield the calls in the same block as the statement that sets the exit status."""
     for node in ast.walk(tree):
         for block in (getattr(node, "body", []), getattr(node, "orelse", [])):
             if not isinstance(block, list) or not isinstance(node, ast.If | ast.ExceptHandler):
@@ -235,7 +233,7 @@ def _filled_in(value: ast.expr) -> str:
 
 
 def raised() -> set[str]:
-    """The places where one of these errors is raised with its own text, named as in ERRORS."""
+    """Return the places where one of these errors is raised with its own text, named as in ERRORS."""
     names = {error.rpartition(".")[2] for error in ERRORS} - {"_fail", "print"}
     found = set()
     for folder in ("broker", "shards", "leveldb_store"):
@@ -253,7 +251,7 @@ def raised() -> set[str]:
 
 
 def usage(command: str) -> str:
-    """The output of ``mqttd COMMAND --help``."""
+    """Return the output of ``mqttd COMMAND --help``."""
     with (
         mock.patch.dict(os.environ, {"COLUMNS": str(COLUMNS)}),
         contextlib.redirect_stdout(io.StringIO()) as said,
@@ -264,7 +262,7 @@ def usage(command: str) -> str:
 
 
 def page() -> Iterator[str]:
-    """The lines of the generated part."""
+    """Yield the lines of the generated part."""
     yield from ("## Exit statuses", "", "| command | status | meaning |", "|---|---|---|")
     for command, (_, meanings) in STATUSES.items():
         for status, meaning in meanings.items():
@@ -281,7 +279,7 @@ def page() -> Iterator[str]:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated part replaced. Raises ValueError if the document has no place for it."""
+    """Return a document with its generated part replaced. Raise ValueError if it has no place for it."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -291,7 +289,7 @@ def with_tables(document: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     match arguments:
         case ["--write", file]:
             path = Path(file)

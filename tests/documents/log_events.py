@@ -53,12 +53,12 @@ class Sources:
     @classmethod
     @functools.cache
     def of_the_tree(cls) -> Sources:
-        """Returns the syntax trees of all folders that log."""
+        """Return the syntax trees of all folders that log."""
         paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
         return cls({str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths})
 
     def events(self) -> dict[str, Event]:
-        """Returns all events by name. Raises UnknownCall."""
+        """Return all events by name. Raise UnknownCall if an event name cannot be read."""
         found: dict[str, Event] = {}
         for file, tree in self.trees.items():
             for scope, call in _calls(tree, (tree,)):
@@ -69,7 +69,7 @@ class Sources:
         return dict(sorted(found.items()))
 
     def _logged(self, file: str, scope: tuple[ast.AST, ...], call: ast.Call) -> tuple[set[str], list[str]] | None:
-        """Returns (levels, names) if this is a logging call."""
+        """Return (levels, names) if this is a logging call."""
         *before, last = ast.unparse(call.func).split(".")
         of_a_log = bool(before) and before[-1].lstrip("_") == "log"
         if of_a_log and last in LEVELS and call.args:
@@ -97,7 +97,7 @@ class Sources:
         raise UnknownCall(f"{file}:{event.lineno}: {ast.unparse(event)}")
 
     def _given(self, scope: tuple[ast.AST, ...], attribute: str) -> list[str]:
-        """Returns the arguments passed by constructor calls of the enclosing class for one of its attributes."""
+        """Return the arguments passed by constructor calls of the enclosing class for one of its attributes."""
         owner = next(node for node in reversed(scope) if isinstance(node, ast.ClassDef))
         make = next(node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         place = [argument.arg for argument in make.args.args].index(attribute.lstrip("_")) - 1
@@ -111,7 +111,7 @@ class Sources:
 
 
 def _calls(node: ast.AST, scope: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[ast.AST, ...], ast.Call]]:
-    """Yields each call with its enclosing classes and functions."""
+    """Yield each call with its enclosing classes and functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield scope, child
@@ -120,7 +120,7 @@ def _calls(node: ast.AST, scope: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[as
 
 
 def _assigned(name: str, scope: tuple[ast.AST, ...]) -> set[str]:
-    """Returns the possible levels of a variable of the enclosing function."""
+    """Return the possible levels of a variable of the enclosing function."""
     values = [
         node.value
         for node in ast.walk(scope[-1])
@@ -146,12 +146,12 @@ def _add(event: Event, file: str, levels: set[str], call: ast.Call) -> None:
 
 
 def read_meanings() -> dict[str, dict[str, Any]]:
-    """Returns the hand-written part, by event."""
+    """Return the hand-written part, by event."""
     return tomllib.loads(MEANINGS.read_text())
 
 
 def problems(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yields a sentence for every difference between sources and meanings."""
+    """Yield a sentence for every difference between sources and meanings."""
     for name, event in events.items():
         meaning = meanings.get(name)
         if meaning is None:
@@ -168,7 +168,7 @@ def problems(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, An
 
 
 def table(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the table with a row for each event."""
+    """Return the table with a row for each event."""
     lines = ["| event | level | fields | meaning, and what to do |", "|---|---|---|---|"]
     for name, event in events.items():
         levels = ", ".join(level for level in LEVELS if level in event.levels)
@@ -179,7 +179,7 @@ def table(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]
 
 
 def with_table(document: str) -> str:
-    """Returns a document with a new table. Raises ValueError if it has no place for it, or an event no meaning."""
+    """Return a document with a new table. Raise ValueError if it has no place for it, or an event no meaning."""
     events, meanings = Sources.of_the_tree().events(), read_meanings()
     if wrong := list(problems(events, meanings)):
         raise ValueError("\n".join(wrong))
@@ -191,7 +191,7 @@ def with_table(document: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     match arguments:
         case ["--write", file]:
             path = Path(file)

@@ -1,12 +1,12 @@
-"""Runs the shell blocks of a page as a reader does, and looks whether what the page shows comes.
+"""Runs the shell blocks of a page as a reader does, and checks that the output is as the page shows it.
 
-    ```sh               runs to its end, status 0; the ```text behind it is all of its standard output
-    ```sh broker        stays, under this name: in the reader's own terminal, until Ctrl-C at the end
-    ```text broker      comes next in that terminal, other lines may be between
+    ```sh               runs to its end, status 0; the ```text after it is all of its standard output
+    ```sh broker        stays open, with this name: in a terminal of its own, until Ctrl-C at the end
+    ```text broker      appears next in that terminal, possibly after other lines
 
-Numbers and the width of gaps are those of the reader's machine; `...` stands for what may be anything, a line of it for
-any lines. The reader's ports are free ones: settings and options of clients come from the environment and from files
-that the programs read by themselves, so the blocks run as they stand there.
+Numbers and the width of gaps may differ; `...` stands for any text, a line of it for any lines. The reader's ports are
+free ones: settings and options of clients are passed in the environment and in files that the programs read by
+themselves, so the blocks run as written.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class Block(NamedTuple):
     kind: str
     """`sh` or `text`."""
     terminal: str
-    """Empty: of what runs to its end."""
+    """Name of the terminal; empty: the block runs to its end."""
     text: str
 
 
 def blocks(page: str) -> list[Block]:
-    """The shell blocks and what they show, in order."""
+    """Return the shell blocks and their expected output, in order."""
     return [Block(kind, terminal, text) for kind, terminal, text in _BLOCK.findall(page)]
 
 
 def expected(shown: str) -> re.Pattern[str]:
-    """What a page shows, for any machine."""
+    """Return a pattern for the output shown by a page, for any machine."""
     lines = []
     for line in shown.splitlines():
         if line == "...":
@@ -75,12 +75,12 @@ def _has_ended(session: int) -> bool:
 
 
 class Reader:
-    """Who types the blocks: a directory, free ports, terminals that stay open."""
+    """A shell that runs a page's blocks: a directory, free ports, terminals that stay open."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._reserved = [socket.socket() for _ in range(2)]
-        for each in self._reserved:  # bound and never listening: ours, and mqttd may have them (broker.testing)
+        for each in self._reserved:  # bound but never listening: reserved, and mqttd may bind them too (broker.testing)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             each.bind(("127.0.0.1", 0))
@@ -96,8 +96,8 @@ class Reader:
             each.mkdir(parents=True)
         for client in ("mosquitto_pub", "mosquitto_sub"):
             (config / client).write_text(f"-h 127.0.0.1\n-p {self.port}\n")
-        # with a pipe for standard input a broker ends when whoever runs the tests is gone; the generator's variables
-        # would be unknown settings to mqttd
+        # with a pipe for standard input a broker ends when the test process is gone; the generator's variables would be
+        # unknown settings to mqttd
         module = '$([ "$1" = --workers ] || [ "$1" = --config ] && echo .testing)'
         self._program("mqttd", f'unset MQTTD_LOAD_HOST\nexec "{sys.executable}" -P -m broker{module} "$@"')
         self._program("python", f'exec "{sys.executable}" "$@"')
@@ -122,7 +122,7 @@ class Reader:
         path.chmod(0o755)
 
     def do(self, block: Block) -> None:
-        """Type a block, or look whether what a page shows comes."""
+        """Run a block, or check that its output appears."""
         if block.kind == "text":
             self._look(block)
         elif block.terminal:
@@ -146,7 +146,7 @@ class Reader:
             self._terminals[name] = subprocess.Popen(
                 ["bash", "-euc", f"exec {block.text}"], cwd=self.directory, env=self._environment,
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                # where a suite runs in the background of a shell, SIGINT is ignored, and that is inherited
+                # a background job of a shell ignores SIGINT, and its child processes inherit that
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
         self._read[name] = 0
@@ -179,7 +179,7 @@ class Reader:
             raise
 
     def leave(self) -> None:
-        """Ctrl-C in each terminal, the last opened first. Raises AssertionError when something does not end by that."""
+        """Send Ctrl-C to each terminal, the last opened first. Raise AssertionError if a process does not end by it."""
         statuses = {}
         while self._terminals:
             name, process = self._terminals.popitem()
@@ -200,7 +200,7 @@ class Reader:
         process.stdin.close()
 
     def close(self) -> None:
-        """Nothing is left, whatever has happened."""
+        """Kill all remaining processes, and free the ports."""
         for process in self._terminals.values():
             self._kill(process)
         for each in self._reserved:
@@ -209,7 +209,7 @@ class Reader:
 
 @contextmanager
 def reading(directory: Path) -> Iterator[Reader]:
-    """A reader, and nothing of theirs afterwards."""
+    """Yield a reader; all its processes have ended afterwards."""
     reader = Reader(directory)
     try:
         yield reader
@@ -219,7 +219,7 @@ def reading(directory: Path) -> Iterator[Reader]:
 
 
 def follow(page: Path, directory: Path) -> int:
-    """Do all that a page says. -> the number of its blocks."""
+    """Run all blocks of a page; return their number."""
     found = blocks(page.read_text())
     with reading(directory) as reader:
         for block in found:

@@ -1,4 +1,4 @@
-"""A broker that is not ours, for all tests of the load tools."""
+"""Fixture for all tests of the load tools: Debian's mosquitto, a third-party broker."""
 
 from __future__ import annotations
 

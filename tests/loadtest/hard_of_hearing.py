@@ -1,4 +1,4 @@
-"""flood whose first process, the one that publishes, hears late of the end: as on a machine that others keep busy.
+"""flood with a first process (the publisher) that sees the end of the run late, as on a busy machine.
 
 python -m tests.loadtest.hard_of_hearing [arguments of flood]
 """
@@ -20,7 +20,7 @@ _LATE_SECONDS = 0.5
 
 
 class _Late:
-    """What the processes share, to one that hears late of DRAIN and all that follows."""
+    """The shared state of the processes, for a process that sees DRAIN and all later orders late."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -40,7 +40,7 @@ class _Late:
 
 
 def late(load: Load, shared: Shared, process: int, answers: Connection) -> None:
-    """Be that process, where it is the first."""
+    """Run one process of flood; the first one sees orders late."""
     generate(load, shared if process else _Late(shared), process, answers)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Locust as people start it, with our locustfile; several at a time, for they mostly wait."""
+"""Runner of locust as users start it, with the project's locustfile; several runs at a time, for they mostly wait."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.broker_process import ROOT
 
 _SECONDS_MAX = 300
 _ENVIRONMENT = dict(os.environ)
-"""A copy of its own: pytest changes the process's environment between tests, while a thread starts a run with it, and
-execve(2) then says "Bad address"."""
+"""A copy: pytest changes the environment of the process between tests while a thread starts a run with it, and
+execve(2) then fails with "Bad address"."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run said of itself."""
+    """The outcome of a run."""
 
     status: int
     said: str
@@ -29,18 +29,18 @@ class Report:
     entries: tuple[dict[str, Any], ...]
     """Locust's statistics, one of each request type and name."""
     errors: tuple[dict[str, str], ...]
-    """What failed: Method, Name, Error, Occurrences."""
+    """Failures: Method, Name, Error, Occurrences."""
 
     def requests(self, kind: str, name: str | None = None) -> int:
-        """How many of a type, those that failed included."""
+        """Return the number of requests of a type, failed ones included."""
         return self._sum("num_requests", kind, name)
 
     def failures(self, kind: str | None = None) -> int:
-        """How many of a type, or of all."""
+        """Return the number of failures of a type, or of all types."""
         return self._sum("num_failures", kind, None)
 
     def names(self, kind: str) -> set[str]:
-        """All of a type."""
+        """Return all names of a type."""
         return {each["name"] for each in self.entries if each["method"] == kind}
 
     def _sum(self, figure: str, kind: str | None, name: str | None) -> int:
@@ -50,7 +50,7 @@ class Report:
 
 
 def locust(directory: Path, url: str, *arguments: str) -> Report:
-    """Run it to its end. directory: one that nobody else writes to."""
+    """Run locust to its end. `directory`: one that nothing else writes to."""
     directory.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "loadtest", "locust", "--headless", "--host", url, "--only-summary",

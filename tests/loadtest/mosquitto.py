@@ -1,5 +1,5 @@
-"""Debian's mosquitto with a listener for each way in which load tools connect: a broker that is not ours, with what
-ours does not have yet.
+"""Debian's mosquitto, a third-party broker, with a listener for each transport of the load tools, and with features
+that mqttd lacks so far.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ keyfile {directory}/server.key
 
 
 def certificates(directory: Path) -> None:
-    """ca.pem; server.pem for 127.0.0.1 and client.pem, both of that authority; a .key beside each; other-ca.pem."""
+    """Make ca.pem, other-ca.pem, server.pem for 127.0.0.1 and client.pem (both signed by ca.pem), each with a .key."""
     _certificate(directory, "ca", "/CN=authority")
     _certificate(directory, "other-ca", "/CN=somebody else")
     _certificate(directory, "server", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1")
@@ -53,7 +53,7 @@ def _certificate(directory: Path, name: str, subject: str, *more: str) -> None:
 
 
 class Mosquitto:
-    """Runs between `with` and its end. directory: an empty one of its own; there the certificates are."""
+    """A broker that runs for a `with` block. `directory`: an empty one of its own, where it keeps the certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -61,22 +61,22 @@ class Mosquitto:
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, scheme: str) -> str:
-        """mqtt, mqtts, ws or wss."""
+        """Return the URL for mqtt, mqtts, ws or wss."""
         return f"{scheme}://127.0.0.1:{self._ports[scheme]}"
 
     @property
     def url_with_certificate(self) -> str:
-        """mqtts, for clients that show a certificate of its authority."""
+        """URL with mqtts, for clients that present a certificate of its authority."""
         return f"mqtts://127.0.0.1:{self._ports['certificate']}"
 
     @property
     def url_with_password(self) -> str:
-        """mqtt, for USER with PASSWORD."""
+        """URL with mqtt, for USER with PASSWORD."""
         return f"mqtt://127.0.0.1:{self._ports['password']}"
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id of the broker."""
         assert self._process is not None
         return self._process.pid
 

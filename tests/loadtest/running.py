@@ -1,4 +1,4 @@
-"""flood as people start it."""
+"""Runner of flood as users start it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRONG = ("lost", "reordered", "corrupt", "protocol_errors", "publishes_refused",
 
 
 def run(*arguments: str, module: str = "loadtest.flood") -> subprocess.CompletedProcess[str]:
-    """With what makes it short, which `arguments` may say again."""
+    """Run it with options for a short run, which `arguments` may override."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments[:1], *SHORT, *arguments[1:]],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
@@ -22,7 +22,7 @@ def run(*arguments: str, module: str = "loadtest.flood") -> subprocess.Completed
 
 
 def flood(broker: int | str, *arguments: str, status: int = 0, module: str = "loadtest.flood") -> dict[str, Any]:
-    """Its JSON. broker: a port on 127.0.0.1, or a URL."""
+    """Run flood and return its JSON. `broker`: a port on 127.0.0.1, or a URL."""
     url = broker if isinstance(broker, str) else f"mqtt://127.0.0.1:{broker}"
     done = run(arguments[0], "--host", url, *arguments[1:], module=module)
     assert done.returncode == status, (done.stdout, done.stderr)
@@ -31,7 +31,7 @@ def flood(broker: int | str, *arguments: str, status: int = 0, module: str = "lo
 
 
 def refused(*arguments: str) -> str:
-    """The one line that it says when it cannot do that."""
+    """Run flood with arguments that it must refuse; return its one line of error."""
     done = run(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A broker that does what a test says: what it answers to each packet is given as bytes."""
+"""A broker scripted by a test: its answer to each packet is given as bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import suppress
 from tests import wire
 
 Answers = Callable[[str, int, bytes], bytes | None]
-"""(kind, number of the connection, the packet behind its fixed header) -> what is sent; None: it hangs up."""
+"""(kind, number of the connection, the packet after its fixed header) -> bytes to send; None: close the connection."""
 
 
 class Scripted:
-    """One thread per connection, between `with` and its end."""
+    """A broker that runs for a `with` block, with one thread per connection."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.heard: list[str] = []
-        """Kinds of packets, of all connections."""
+        """Kinds of the packets received on all connections."""
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
 
@@ -39,7 +39,7 @@ class Scripted:
         self._listener.close()
 
     def say(self, data: bytes) -> None:
-        """On the last connection, unasked."""
+        """Send data on the last connection, without a request for it."""
         self._open[-1].sendall(data)
 
     def _accept(self) -> None:
@@ -53,7 +53,7 @@ class Scripted:
             self._threads[-1].start()
 
     def _serve(self, one: socket.socket, number: int) -> None:
-        with one, one.makefile("rb") as stream, suppress(ConnectionError):  # a client may go at any moment
+        with one, one.makefile("rb") as stream, suppress(ConnectionError):  # a client may close at any moment
             while first := stream.read(1):
                 length, shift = 0, 0
                 while True:

@@ -1,4 +1,4 @@
-"""A broker with planted faults: what it forwards goes through a function that may drop, delay, double or damage it."""
+"""A broker with planted faults: forwarded messages pass a function that may drop, delay, duplicate or damage them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from tests import wire
 
 Fault = Callable[[int, bytes], list[bytes]]
-"""(how many came before, a payload) -> what is delivered in its place."""
+"""(number of messages before this one, its payload) -> payloads to deliver in its place."""
 
 
 class Stub:
-    """Knows CONNECT, SUBSCRIBE, PUBLISH at QoS 0 and 1 and DISCONNECT; every subscriber gets everything, at QoS 0."""
+    """Handles CONNECT, SUBSCRIBE, PUBLISH at QoS 0 and 1, and DISCONNECT; sends all subscribers everything at QoS 0."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Stub:
                         self._packet(one, first, body)
 
     def _packets(self, one: socket.socket, data: bytes) -> Iterator[tuple[int, bytes]]:
-        # (first byte, what follows the Remaining Length) of each packet that is whole
+        # (first byte, bytes after the Remaining Length) of each complete packet
         self._parts[one] += data
         while True:
             part = self._parts[one]

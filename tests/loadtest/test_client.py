@@ -1,4 +1,4 @@
-"""MqttClient: what a broker does to it, and what locust is told of that."""
+"""MqttClient: its reactions to a broker, and the requests that it reports to locust."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Told = list[tuple[str, str, str]]
 
 
 class Hook:
-    """locust's EventHook for requests: one line of each."""
+    """Stands for locust's EventHook for requests; keeps each request."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
         self.told: list[dict[str, Any]] = []
 
     def fire(self, **request: Any) -> None:
-        """Note it."""
+        """Keep the request."""
         self.told.append(request)
 
 
 class Environment:
-    """What a Reporter needs of locust's."""
+    """The part of locust's Environment that a Reporter uses."""
 
     def __init__(self) -> None:
         self.runner = None
@@ -42,13 +42,13 @@ class Environment:
         self.request = Hook()
 
     def failures(self) -> Told:
-        """(type, name, why) of each."""
+        """Return (type, name, error) of each failed request."""
         return [
             (one["request_type"], one["name"], str(one["exception"])) for one in self.request.told if one["exception"]
         ]
 
     def counts(self) -> dict[str, int]:
-        """Of what went well."""
+        """Return the number of successful requests by type."""
         kinds = [one["request_type"] for one in self.request.told if not one["exception"]]
         return {kind: kinds.count(kind) for kind in kinds}
 
@@ -68,7 +68,7 @@ def client(
 
 
 def usual(kind: str, _: int, body: bytes) -> bytes:
-    """A broker of MQTT 5 that grants and acknowledges everything."""
+    """Answer as an MQTT 5 broker that grants and acknowledges everything."""
     if kind == "PUBLISH":
         topic_end = 2 + int.from_bytes(body[:2], "big")
         return b"\x40\x02" + body[topic_end : topic_end + 2]
@@ -77,7 +77,7 @@ def usual(kind: str, _: int, body: bytes) -> bytes:
 
 
 def instead(kind: str, answer: bytes | None) -> Answers:
-    """As usual, but for one kind of packet."""
+    """Answer as `usual` does, except for one kind of packet."""
     return lambda heard, number, body: answer if heard == kind else usual(heard, number, body)
 
 
@@ -216,7 +216,7 @@ def test_refused_requests_have_their_reason_codes() -> None:
 def test_an_ack_that_does_not_come() -> None:
     with Scripted(instead("PUBLISH", b"")) as broker, client(broker.port, answer_seconds=2.0) as (one, environment):
         assert one.connect()
-        assert not one.publish("t", qos=1)  # the pulse looks once a second
+        assert not one.publish("t", qos=1)  # pending acks are checked once a second
         assert environment.failures() == [("PUBLISH", "t", "no acknowledgement within 2 s")]
 
 
@@ -227,8 +227,8 @@ def test_a_disconnect_by_the_broker_is_told_and_the_client_comes_back() -> None:
         broker.say(wire.disconnect(5, 0x8B))
         eventually(lambda: environment.failures())
         assert environment.failures() == [("DISCONNECT", "Tested", "0x8B Server shutting down")]
-        assert one.publish("t", qos=1)  # waits until it is connected again
-        eventually(lambda: broker.heard.count("SUBSCRIBE") == 2)  # the session was not there any more
+        assert one.publish("t", qos=1)  # waits for the reconnection
+        eventually(lambda: broker.heard.count("SUBSCRIBE") == 2)  # the broker has lost the session
         assert len(environment.failures()) == 1
 
 
@@ -271,7 +271,7 @@ def test_no_more_is_under_way_than_the_broker_takes() -> None:
 
 
 def test_a_listener_that_is_slow_is_not_read_from() -> None:
-    """What waits for on_message is bounded: the connection is left alone, and read again later."""
+    """The queue for on_message is bounded: the client stops reading the connection, and resumes later."""
     came: list[bytes] = []
     release = gevent.event.Event()
 

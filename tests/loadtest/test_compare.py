@@ -1,4 +1,4 @@
-"""Comparisons: real brokers for a moment, commands that are none, and the arithmetic of the tables."""
+"""Comparisons of brokers: short runs of real ones, commands that are no brokers, and the arithmetic of the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = ["--runs", "1", "--seconds", "0.3", "--warmup", "0.1", "--drain", "30", 
 LISTENER = (
     f"{sys.executable} -c 'import signal, socket; s = socket.create_server((\"127.0.0.1\", {{port}})); signal.pause()'"
 )
-"""Takes connections and never says anything."""
+"""Accepts connections and never sends anything."""
 
 
 def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -37,7 +37,7 @@ def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def two_brokers() -> Comparison:
-    """mosquitto: 10 us, mqttd: 1 us (0.5 to 1.5); one message lost by mqttd."""
+    """Return results of mosquitto with 10 us and mqttd with 1 us (0.5 to 1.5); mqttd lost one message."""
     cells = {
         "mosquitto": Cell([{"cpu": 10.0, "rate": 1000.0, "lost": 0.0}] * 3),
         "mqttd": Cell([{"cpu": value, "rate": 20_000.0, "lost": 1.0} for value in (0.5, 1.5, 1.0)]),
@@ -124,7 +124,7 @@ def test_a_document_is_written_again_without_a_change(tmp_path: Path) -> None:
 
 
 def test_real_brokers_in_turn(tmp_path: Path) -> None:
-    """mosquitto and mqttd, a scenario of our own and one that is known; a page, JSON, and conditions that hold."""
+    """mosquitto and mqttd in turn, a custom scenario and a built-in one: a page, JSON, and conditions that hold."""
     if shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None:
         pytest.fail("mosquitto is not installed: tests/packaging/debian-packages test")
     page, found = tmp_path / "page.html", tmp_path / "found.json"
@@ -151,7 +151,7 @@ def test_real_brokers_in_turn(tmp_path: Path) -> None:
 
 
 def test_idle_connections_are_counted() -> None:
-    """So many that they are more than what a worker gives back after its start."""
+    """The memory of idle connections is counted: 4,000 take more than a worker frees after its start."""
     scenario = compare.Scenario("few", "", "conn -c 4000 -i 0", (), ())
     options = compare.parser().parse_args(SHORT)
     figures, said = compare.once(scenario, brokers.KNOWN["mqttd-single"], PLAIN, options)
@@ -183,7 +183,7 @@ def test_a_broker_that_fails_is_one_line_and_the_others_go_on() -> None:
 
 
 def test_a_broker_that_ends_in_a_run_is_named() -> None:
-    """It answers the first CONNECT, which asks whether it is there, and leaves at the second."""
+    """The broker answers the first CONNECT, which checks that it serves, and exits at the second."""
     script = (
         "import socket; s = socket.create_server((\"127.0.0.1\", {port})); "
         "a, _ = s.accept(); a.recv(99); a.sendall(b\"\\x20\\x02\\0\\0\"); b, _ = s.accept()"
@@ -268,7 +268,7 @@ def test_what_all_tools_take_goes_before_what_scenarios_say(tmp_path: Path) -> N
         "--topic", "a/%i", "--session-expiry", "5",
     ]  # fmt: skip
     assert "p99" in row["shows"]
-    assert 0 < row["cells"]["mosquitto"]["runs"][0]["rate"] < 5000  # by a schedule, which a busy machine makes up for
+    assert 0 < row["cells"]["mosquitto"]["runs"][0]["rate"] < 5000  # sent by a schedule; a busy machine catches up
     assert "--password ... --user u" in values["command"]
     assert "p w" not in found.read_text()
 

@@ -1,4 +1,4 @@
-"""The generator as people start it: every scenario against a real broker, and faults that it must find and name."""
+"""flood as users start it: every scenario against real brokers, and planted faults that it must find and name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module", params=["mqttd", "mosquitto"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Of ours, and of one that is not."""
+    """URL of mqttd, then of mosquitto."""
     if request.param == "mosquitto":
         theirs: Mosquitto = request.getfixturevalue("mosquitto")
         return theirs.url("mqtt")
@@ -53,7 +53,7 @@ def test_a_scenario_is_delivered_whole(url: str, scenario: str, qos: str, versio
     assert published[0]["topic"] == f"{scenario}{qos}{version}/0"
     assert figures["delivery_p50_us"] > 0
     assert figures["connected"] == {"pair": 12, "fanin": 7, "fanout": 7, "shared": 12}[scenario] + 3
-    assert len(found["series"]) == 0  # of whole seconds
+    assert len(found["series"]) == 0  # whole seconds only
 
 
 def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
@@ -64,7 +64,7 @@ def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
 
 
 def test_a_process_that_hears_late_of_the_end_is_waited_for(broker: BrokerProcess) -> None:
-    """It publishes until it hears, and that is delivered to the subscribers of the others, too."""
+    """The process publishes until it sees the end; the other processes' subscribers receive those messages, too."""
     found = flood(
         broker.address[1], "fanout", "-c", "6", "--rate", "600", "--processes", "2", "-t", "late/%i",
         module="tests.loadtest.hard_of_hearing",
@@ -75,14 +75,14 @@ def test_a_process_that_hears_late_of_the_end_is_waited_for(broker: BrokerProces
 
 
 def test_payloads_of_a_file_beside_others(broker: BrokerProcess, tmp_path: Path) -> None:
-    """What it sends is what is checked: 16 bytes of head, the file, 4 bytes of check; or so many bytes in all."""
+    """Payloads are checked as sent: 16 bytes of head, the file, 4 bytes of checksum; or the given bytes in all."""
     file = tmp_path / "reading"
     file.write_bytes(bytes(range(256)) * 10)
     found = flood(broker.address[1], "pair", "-c", "2", "--rate", "800", "--payload", f"3:64,1:{file}", "-t", "file/%i")
     figures = found["figures"]
     assert [figures[name] for name in WRONG] == [0] * len(WRONG)
     mean = figures["bytes_received_per_s"] / figures["received_per_s"]
-    # the time that is measured begins and ends anywhere in the turn of four
+    # the measured time begins and ends anywhere in the cycle of four
     assert (4 * 64 + 2580) / 5 < mean < (2 * 64 + 2580) / 3
 
 
@@ -94,7 +94,7 @@ def test_publishers_and_subscribers_of_two_commands(url: str) -> None:
     ) as speaking:  # fmt: skip
         try:
             heard: dict[str, float] = {}
-            for _ in range(20):  # until it speaks
+            for _ in range(20):  # until it publishes
                 found = flood(url, "sub", "-c", "2", "-t", "two/%i", "-q", "1", "--client-prefix", "listen-")
                 heard = found["figures"]
                 if heard["received"]:
@@ -113,7 +113,7 @@ def test_connections_that_say_nothing(url: str) -> None:
 
 
 PLANTED = ("--drain", "5")
-"""What never comes is waited for."""
+"""Seconds to wait for messages that never arrive."""
 
 
 def drop(count: int, payload: bytes) -> list[bytes]:
@@ -155,7 +155,7 @@ def test_a_planted_fault_is_named(fault: Fault, named: str, status: int) -> None
     assert figures["total_sent"] > 60
     expected = {"lost": 0, "duplicates": 0, "reordered": 0, "corrupt": 0} | {named: 1}
     if named == "corrupt":
-        expected["lost"] = 1  # nobody knows which it was
+        expected["lost"] = 1  # the damaged message cannot be identified
     assert {name: figures[name] for name in expected} == expected
 
 
@@ -188,7 +188,7 @@ def test_what_never_came_at_the_end_is_lost() -> None:
 
 
 def test_a_broker_that_stalls_cannot_hide_it() -> None:
-    """Its publisher waits for acks that never come: what was due meanwhile counts as late."""
+    """The publisher waits for acks that never arrive; messages due meanwhile count as late."""
     with Stub(forgets_acks=True) as broker:
         figures = flood(
             broker.port, "pub", "-c", "1", "-q", "1", "--rate", "400", "--window", "10", "--processes", "1",
@@ -248,7 +248,7 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_a_report_shows_the_run_and_what_happened(tmp_path: Path) -> None:
-    """A worker is killed by a command of the run, and another command fails: both are marked, and what came of it."""
+    """The report marks both commands of a run, one that kills a worker and one that fails, with their outcomes."""
     broker = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
     with broker:
         host, port = broker.admin

@@ -1,5 +1,6 @@
-"""locust as people start it: headless, distributed, with its web page; over TCP, TLS and WebSocket. The users are those
-of tests.loadtest.echo_users.
+"""locust as users start it: headless, distributed, with its web page; over TCP, TLS and WebSocket.
+
+The users are those of tests.loadtest.echo_users.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MESSAGES = 10
 EACH = 3 * MESSAGES
 SECURE = ("mqtts", "wss")
 CLOCK_MS_MAX = 1_000_000
-"""Less than what a difference between two clocks would be, more than any run takes."""
+"""Below a difference between two clocks, above the duration of any run."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -36,7 +37,7 @@ def command(*arguments: str) -> list[str]:
 
 
 class Outcome:
-    """What locust printed with --json, and on stderr. It ends when the users have said everything, or after -t."""
+    """The JSON and the stderr of a locust run, which ends when all users have left, or after -t."""
 
     def __init__(self, host: str, *arguments: str, users: int = 3, seconds: int = 100, **environment: str) -> None:
         done = subprocess.run(
@@ -54,7 +55,7 @@ class Outcome:
 
 
 def last_of(text: str) -> list[dict[str, Any]]:
-    """The last of several JSON documents: workers print an empty one each."""
+    """Return the last of several JSON documents: workers print an empty one each."""
     found: list[dict[str, Any]] = []
     while text.strip():
         found, end = json.JSONDecoder().raw_decode(text.lstrip())
@@ -63,7 +64,7 @@ def last_of(text: str) -> list[dict[str, Any]]:
 
 
 def whole(users: int, messages: int = EACH) -> dict[str, tuple[int, int]]:
-    """What came of it when nothing failed."""
+    """Return the counts of a run without failures."""
     return {
         "CONNECT": (users, 0), "DELIVERY": (users * messages, 0), "PUBLISH": (users * (messages + 1), 0),
         "RECEIVED": (users, 0), "SUBSCRIBE": (users, 0),
@@ -114,7 +115,7 @@ def test_it_is_not_tied_to_mqttd(mosquitto: Mosquitto, scheme: str) -> None:
 
 
 def test_workers_of_a_distributed_run_get_the_options(mosquitto: Mosquitto) -> None:
-    """Files are named, not sent; latencies are by the wall clock."""
+    """Workers get the names of files, not their content; latencies use the wall clock."""
     found = Outcome(
         mosquitto.url("mqtts"), *trust(mosquitto, "mqtts"), "--processes", "2", "--client-prefix", "distributed-",
         users=6, seconds=15,
@@ -190,7 +191,7 @@ def test_the_web_page_starts_a_test_and_shows_it(broker: BrokerProcess, tmp_path
     try:
         wait_until(lambda: reads(page) is not None or web.poll() is not None, 60, "the page is there")
         assert "client_prefix" in (reads(page) or ""), log.read_text()
-        # what a browser sends: every field, most of them empty
+        # the form of a browser: every field, most of them empty
         form = {"user_count": 2, "spawn_rate": 10, "host": url(broker), "qos": "1", "cafile": "", "session_expiry": "",
                 "mqtt_version": "", "rate": "", "client_prefix": "web-"}  # fmt: skip
         answer = urllib.request.urlopen(f"{page}/swarm", urllib.parse.urlencode(form).encode(), timeout=60)
@@ -205,7 +206,7 @@ def test_the_web_page_starts_a_test_and_shows_it(broker: BrokerProcess, tmp_path
 
 
 def reads(page: str) -> str | None:
-    """Its text, None as long as nobody answers."""
+    """Return the page's text, None while the server does not answer."""
     try:
         return str(urllib.request.urlopen(page, timeout=60).read().decode())
     except OSError:

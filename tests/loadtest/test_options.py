@@ -1,4 +1,4 @@
-"""What all load tools understand alike, and locust with them."""
+"""Options that all load tools and locust accept with the same meaning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broker_process import ROOT
 
 
 def parsed(*arguments: str, **environment: str) -> argparse.Namespace:
-    """As a tool would."""
+    """Parse arguments as a load tool does."""
     parser = options.Parser(prog="python -m loadtest.tool")
     options.add_to(parser)
     options.from_environment(parser, {f"MQTTD_LOAD_{name}": value for name, value in environment.items()})
@@ -152,7 +152,7 @@ def test_targets_that_are_none(arguments: list[str], said: str) -> None:
 
 
 def test_locust_takes_them_beside_its_own() -> None:
-    """Its -u and --users, --host, --version, -t and -s keep their meaning."""
+    """locust's own -u and --users, --host, --version, -t and -s keep their meaning."""
     program = (
         "from loadtest import options\n"
         "from locust.argument_parser import get_parser\n"

@@ -1,4 +1,6 @@
-"""What a host can carry: the arithmetic, a broker measured for a moment, and (long) promises beside flood's medians."""
+"""The capacity plan of a host: its arithmetic, a broker measured briefly, and (long) promises checked by flood's
+medians.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def bench(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> plan.Bench:
-    monkeypatch.setattr(plan, "_DRAIN_SECONDS", 30.0)  # on a busy machine all of it comes, too
+    monkeypatch.setattr(plan, "_DRAIN_SECONDS", 30.0)  # all messages arrive on a busy machine, too
     return plan.Bench(broker.url, broker.pid, options(), lambda _: None)
 
 
@@ -181,7 +183,7 @@ def test_a_bad_flood_or_a_lucky_one_decides_nothing(bench: plan.Bench, monkeypat
     turns: Counter[float] = Counter()
 
     def is_carried(_: str, per_second: float) -> plan.Rate | None:
-        # of 1,000/s every second flood fails, of 2,000/s every second one goes well
+        # at 1,000/s every second flood fails, at 2,000/s every second one succeeds
         turns[per_second] += 1
         if turns[per_second] % 2 == (per_second > 1000):
             return None
@@ -232,7 +234,7 @@ def test_clients_and_bytes_have_their_price(bench: plan.Bench, monkeypatch: pyte
     monkeypatch.setattr(plan, "_IDLE_SECONDS", 1.0)
     base, client, idle = bench.idle(300)
     assert base > 1e6
-    assert 0 <= client < 1e6  # PSS of so few clients is less than what others' ends and starts change in it
+    assert 0 <= client < 1e6  # the PSS of so few clients is below the changes by other processes' starts and ends
     assert 0 <= idle < 0.01
     assert 0 <= bench.byte() < 1e-3
 
@@ -242,13 +244,13 @@ def test_the_price_of_a_byte_is_what_larger_payloads_lose(bench: plan.Bench, mon
     monkeypatch.setattr(bench, "flood", lambda *_: Result({"received_per_s": next(rates)}, []))
     larger_by = plan.LARGE_BYTES - SIZE_BYTES
     assert bench.byte() == pytest.approx(50e-6 / larger_by)
-    assert bench.byte() == 0  # the larger ones went faster
+    assert bench.byte() == 0  # larger payloads had the higher rate
     assert bench.byte() == 0
 
 
 def test_promises_are_compared_with_flood(bench: plan.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A promise that is far too low is found: flood carries much more."""
-    monkeypatch.setattr(plan, "COMES", 0.01)  # on a busy machine, too
+    """A promise that is far too low is reported: flood carries much more."""
+    monkeypatch.setattr(plan, "COMES", 0.01)  # succeeds on a busy machine, too
     [low, none] = plan.check(bench, replace(HOST, rates={"qos0": 500.0}), ["qos0", "qos1"], 1)
     assert (low.below, low.above) == (1, 1)
     assert not low.is_within
@@ -279,7 +281,9 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
 
 @pytest.mark.soak
 def test_what_is_promised_is_what_flood_finds() -> None:
-    """Two minutes of measuring, then five floods at each of three rates for each promise. On a quiet machine."""
+    """Promises agree with flood: two minutes of measuring, then five floods at each of three rates per promise. Needs a
+    quiet machine.
+    """
     done = run("--check", "--json", "-", status=0)
     checks = json.loads(done.stdout)["checks"]
     assert [each["kind"] for each in checks] == list(KINDS)

@@ -1,4 +1,4 @@
-"""The page of a run, made of figures that are known."""
+"""The page of a run with known figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.target import Target
 
 
 def page(tmp_path: Path, seconds: int, *happened: tuple[float, str]) -> str:
-    """Of a run whose rate doubles in the middle."""
+    """Return the page of a run whose rate doubles in the middle."""
     series = [
         {"at": float(i), "sent_per_s": 100.0, "received_per_s": 100.0 if i < seconds / 2 else 200.0}
         for i in range(1, seconds + 1)
@@ -35,13 +35,13 @@ def test_a_mean_is_of_the_last_five_minutes() -> None:
     points = [(float(i), 100.0 if i <= 450 else 200.0) for i in range(1, 901)]
     means = dict(report._means(points))
     assert means[450.0] == 100.0
-    assert means[600.0] == 150.0  # half of them are of before
+    assert means[600.0] == 150.0  # half of them are from before
     assert means[900.0] == 200.0
 
 
 def test_what_happened_is_marked_and_escaped(tmp_path: Path) -> None:
     text = page(tmp_path, 10, (4.5, "kill -9 $(pgrep <mqttd>)"))
-    assert text.count("kill -9 $(pgrep &lt;mqttd&gt;)") >= 2  # in the chart, and in the table
+    assert text.count("kill -9 $(pgrep &lt;mqttd&gt;)") >= 2  # in the chart and in the table
     assert "<mqttd>" not in text
     assert "4.5 s" in text
     assert "pair at wss://broker:8084/mqtt: 2 publishers" in text

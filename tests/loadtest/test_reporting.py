@@ -1,4 +1,4 @@
-"""What is told in bulk is what locust would have counted one by one."""
+"""Requests reported in bulk give the same statistics as locust's one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtest.reporting import MqttFailure, log_requests
 
 @pytest.fixture
 def stats_class(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """locust's, imported without its patches of the standard library: other tests run in this process."""
+    """locust's RequestStats, imported without its patches of the standard library: other tests run in this process."""
     monkeypatch.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
     from locust.stats import RequestStats
 
@@ -21,7 +21,7 @@ def stats_class(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def counted(stats: Any) -> list[dict[str, Any]]:
-    """All that an entry has, but for the moments at which it was made."""
+    """Return the fields of all entries except their times."""
     found = []
     for entry in (stats.total, *stats.entries.values()):
         fields = {name: value for name, value in vars(entry).items() if name not in ("stats", "start_time")}
@@ -46,14 +46,14 @@ def test_in_bulk_as_one_by_one(stats_class: Any) -> None:
 
 
 def test_the_cache_of_response_times_is_kept(stats_class: Any) -> None:
-    """Locust's page shows current percentiles from it; it has the state at the end of each second."""
+    """The cache has the state at the end of each second; locust's page computes current percentiles from it."""
     stats = stats_class()
     log_requests(stats, "PUBLISH", "t", [1.0], 0)
     entry = stats.total
     entry.response_times_cache.clear()
     before = int(time.time())
     log_requests(stats, "PUBLISH", "t", [2.0], 0)
-    # the same second as the first, or a later one, at whose begin it has the state of the second before
+    # the same second as the first, or a later one, whose start caches the state of the second before
     assert all(before - 1 <= second < time.time() for second in entry.response_times_cache)
     assert len(entry.response_times_cache) <= 1
     entry.response_times_cache.clear()

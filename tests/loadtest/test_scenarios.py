@@ -1,8 +1,8 @@
-"""Every scenario, small, against mqttd and against a broker that is not ours, with counts that must agree.
+"""Every scenario, small, against mqttd and against mosquitto, with counts that must agree.
 
-All runs begin with the module and wait for one another as little as possible: they are mostly asleep. Whatever else the
-machine does meanwhile must not matter: a condition on a duration only says that there is such a figure (no run has
-1,000 s), and how much is to be published at least is what shows that the scenario has done its work.
+All runs start with the module and rarely wait for one another: they are mostly asleep. Other load on the machine must
+not matter: a condition on a duration only checks that the figure exists (no run has 1,000 s), and the minimum of
+publishes shows that the scenario has done its work.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tests.loadtest.mosquitto import PASSWORD, USER, Mosquitto
 from tests.waiting import wait_until
 
 TOGETHER: Final = 6
-"""Runs at a time."""
-#: what mosquitto 2.0.11 lets pass: no bound is set for these, and it waits 90 s for a CONNECT
+"""Number of concurrent runs."""
+#: attacks that mosquitto 2.0.11 permits: no bound is set for these, and it waits 90 s for a CONNECT
 UNBOUNDED: Final = "-silence,-half-a-connect,-claims-200-megabytes,-long-topic"
 
 RUNS: Final[dict[str, str]] = {
     "TelemetryFleet": "-u 20 -r 100 -t 3s --fail-if ack_p99>1000s,acknowledgement_failures>0",
     "PayloadMix": "-u 5 -r 100 -t 3s --rate 50 --fail-if p99>1000s,lost>0",
     "StarConsumer": "-u 21 -r 100 -t 3s --rate 200 --fail-if p99>1000s,lost>0,duplicates>0",
-    # a device has to be there before the second update
+    # a device has to be connected before the second update
     "OverTheAirUpdate": "-u 11 -r 100 -t 8s --every 3 --chunks 3 --payload 20000 --fail-if update_p99>1000s,lost>0",
     "CommandAndResponse": "-u 10 -r 100 -t 3s --rate 30 --fail-if command_p99>1000s,lost>0",
     "ExpensivePublisher": "-u 6 -r 100 -t 3s --payload 100000 --fail-if p99>1000s,lost>0",
@@ -47,16 +47,16 @@ RUNS: Final[dict[str, str]] = {
 HOSTILE: Final = "-u 24 -r 100 -t 20s --fail-if failures>0,lost>0,p99>1000s"
 RESTART: Final = "-u 9 -r 100 -t 12s --every 2 --fail-if lost>0"
 PATIENCE: Final = "60"
-"""Seconds that anything may take; nothing that goes well waits for them."""
+"""Maximum seconds of any wait; successful requests never take this long."""
 CONNECT_SECONDS: Final = "5"
-"""What is refused for its silence is refused in the time of its run, and no honest client is so slow."""
+"""Short enough to refuse silent connections within their run; no honest client is this slow."""
 
 
 @pytest.fixture(scope="module")
 def runs(
     mosquitto: Mosquitto, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str, str], Future[Report]]]:
-    """``runs(broker, scenario)``: a run that has begun."""
+    """``runs(broker, scenario)``: a started run."""
     directory = tmp_path_factory.mktemp("scenarios")
     restarting = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
     bounds = {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": CONNECT_SECONDS}
@@ -82,7 +82,7 @@ def runs(
             ("mosquitto", ""): f"-u 30 -r 100 -t 12s --mqtt-version 4 --fail-if failures>0 --processes 2 {ports}",
         }
         started: dict[tuple[str, str], Future[Report]] = {}
-        # the mix has the topics of all scenarios: it comes before them
+        # the mix uses the topics of all scenarios: it runs before them
         for part in ({key for key in more if not key[1]}, {key for key in {**more, **usual} if key[1]}):
             for kind, scenario in part:
                 started[kind, scenario] = pool.submit(
@@ -98,7 +98,7 @@ def runs(
 
 @pytest.fixture(params=["mqttd", "mosquitto"])
 def report_of(request: pytest.FixtureRequest, runs: Callable[[str, str], Future[Report]]) -> Callable[[str], Report]:
-    """``report_of(scenario)``: of a run in which nothing failed, nor a condition was true."""
+    """``report_of(scenario)``: the report of a run without failures and with no condition true."""
 
     def of(scenario: str) -> Report:
         report = runs(request.param, scenario).result()
@@ -121,7 +121,7 @@ def test_payloads_of_a_mix_come_back(report_of: Callable[[str], Report]) -> None
     report = report_of("PayloadMix")
     assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 5 * 3
     lengths = {each["method"]: each["total_content_length"] for each in report.entries}
-    # of 64 and 4096, four to one: 870, and from 3 messages of each on not less or more than this
+    # payloads of 64 and 4096, four to one: a mean of 870; from 3 messages of each on within these bounds
     assert 600 < lengths["DELIVERY"] / report.requests("DELIVERY") < 1500
 
 
@@ -143,7 +143,7 @@ def test_each_command_gets_its_response(report_of: Callable[[str], Report]) -> N
     report = report_of("CommandAndResponse")
     commands = report.requests("COMMAND")
     assert commands >= 10
-    assert report.requests("PUBLISH", "command/%i") - commands in range(11)  # those that the end has cut off
+    assert report.requests("PUBLISH", "command/%i") - commands in range(11)  # those cut off by the end
     assert report.requests("DELIVERY", "command/%i/response") >= commands
 
 
@@ -181,9 +181,9 @@ def test_everybody_is_back_after_each_storm(report_of: Callable[[str], Report]) 
     report = report_of("ReconnectStorm")
     returned = report.requests("RETURN")
     assert returned >= 12
-    # beside those of its beginning and its end each has one for each storm; the end of the run may cut off the last
+    # besides its first and last connection each user has one per storm; the end of the run may cut off the last
     assert report.requests("CONNECT") - 2 * 12 - returned in range(13)
-    # an ack that is under way when the storm comes is not counted; that each message came once, the scenario sees to
+    # an ack in flight at the storm is not counted; the scenario itself checks that each message arrived once
     assert report.requests("DELIVERY") >= report.requests("PUBLISH") >= 24
 
 
@@ -202,7 +202,7 @@ def test_hostile_clients_are_refused_and_nobody_else_notices(report_of: Callable
 
 
 def test_workers_restart_one_by_one_and_nothing_is_lost(runs: Callable[[str, str], Future[Report]]) -> None:
-    """Only mqttd has workers."""
+    """Each worker restarts once, and every message is delivered. Only mqttd has workers."""
     report = runs("restarting", "RollingRestart").result()
     assert report.status == 0, (report.errors, report.said)
     assert report.names("RESTART") == {"worker 0", "worker 1"}
@@ -214,7 +214,7 @@ def test_without_a_name_a_mixed_fleet_runs(report_of: Callable[[str], Report]) -
     report = report_of("")
     for kind in ("COMMAND", "WORK", "BACKLOG", "PAGE", "UPDATE", "DELIVERY"):
         assert report.requests(kind) > 0, kind
-    for name in ("star/%i/state", "mix/%i"):  # figures of the last moment are in it, those of locust's workers, too
+    for name in ("star/%i/state", "mix/%i"):  # figures of the last moment are included, also those of locust's workers
         assert report.requests("DELIVERY", name) == report.requests("PUBLISH", name) > 0
     assert not {"REFUSAL", "RETURN", "RESTART"} & {each["method"] for each in report.entries}
 
@@ -236,7 +236,7 @@ def test_passwords_are_not_guessed(
 
 
 def test_what_is_not_refused_is_a_failure(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """mosquitto has no bound of the length of topics."""
+    """An attack that succeeds is a failure: mosquitto does not bound the length of topics."""
     arguments = "-u 3 -r 10 -t 5s --patience 1 --attacks long-topic HostileClients"
     report = locust(tmp_path, mosquitto.url("mqtt"), *arguments.split())
     assert report.status == 1
@@ -279,7 +279,7 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
                 return json.load(answer)
         except OSError:
             assert web.poll() is None, log.read_text()
-            return {"stats": []}  # not there yet
+            return {"stats": []}  # not ready yet
 
     try:
         wait_until(lambda: shown("stats/requests")["stats"], 60, "the page is there")
@@ -293,7 +293,7 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
         wait_until(lambda: counts().get("backend/%i/work", 0) > 10, 60, "work is done")
         assert counts()["Consumer"] == 2
         assert counts()["SharedBackend"] == 5
-        # and a shape, which needs to know how long the run is
+        # then a shape, which needs the duration of the run
         assert shown("stop", "now=1")["success"]
         wait_until(lambda: shown("stats/requests").get("state") == "stopped", 60, "the run is over")
         form = "user_count=4&spawn_rate=20&user_classes=TelemetryFleet&shape_class=Spike"

@@ -1,4 +1,4 @@
-"""How many users there are at which moment."""
+"""Shapes: the number of users at each moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from tests.broker_process import ROOT
 
-#: locust patches the standard library when it is imported: not in the process of the tests
+#: a separate process: locust patches the standard library when it is imported
 PROGRAM = """
 import json, argparse
 from loadtest.shapes import SHAPES
@@ -33,7 +33,7 @@ def test_each_shape_has_its_users_at_each_moment() -> None:
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     found = json.loads(done.stdout)
-    assert [ticks.pop() for ticks in found.values()] == [None] * 4  # over
+    assert [ticks.pop() for ticks in found.values()] == [None] * 4  # the end of the run
     assert all(rate == 50 for ticks in found.values() for _, rate in ticks)
     users = {name: [users for users, _ in ticks] for name, ticks in found.items()}
     assert users["ramp"] == [1, 6, 11, 17, 22, 28, 33, 39, 44, 50]

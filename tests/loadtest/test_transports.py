@@ -1,4 +1,4 @@
-"""TLS and WebSocket: shown with mosquitto, for mqttd has neither yet."""
+"""TLS and WebSocket with mosquitto: mqttd has neither yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_scenario_is_delivered_whole(mosquitto: Mosquitto, scheme: str, scenar
 
 @pytest.mark.parametrize(("scheme", "payload"), [("mqtts", "64,70000"), ("ws", "64,2000"), ("wss", "64,2000")])
 def test_as_fast_as_it_goes(mosquitto: Mosquitto, scheme: str, payload: str) -> None:
-    """Sockets that are full, packets and frames that are cut anywhere. mosquitto is slow with large frames."""
+    """Full sockets, and packets and frames cut at any byte lose nothing. mosquitto is slow with large frames."""
     trust = ["--cafile", str(mosquitto.directory / "ca.pem")] if scheme in SECURE else []
     found = flood(mosquitto.url(scheme), "pair", "-c", "4", "-q", "1", "-s", payload, *trust, "-t", f"{scheme}/%i")
     figures = found["figures"]

@@ -14,14 +14,14 @@ MONDAY = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """So many seconds after Monday noon."""
+    """Return the time this many seconds after Monday noon."""
     return MONDAY + timedelta(seconds=seconds)
 
 
 def frame(
     spark: SparkSession, table: str, columns: tuple[str, ...], rows: list[dict[str, Any]], **same: Any
 ) -> DataFrame:
-    """A frame with these columns of a table, and no other. What a row does not say `same` says, else it is null."""
+    """Return a frame with only these columns of a table. A value that a row lacks is taken from `same`, else null."""
     chosen = table_of(table).chosen(list(columns))
     unknown = {name for row in rows for name in row} - {column.name for column in chosen}
     assert not unknown, f"{table}: {unknown} are not among the columns that the analysis says it needs"

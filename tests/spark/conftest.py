@@ -1,4 +1,4 @@
-"""One Spark for all of these tests; its JVM ends with them."""
+"""Fixtures for all tests of this folder: one Spark session, whose JVM ends with the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Load = Callable[..., DataFrame]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in local mode, with the data source."""
+    """Yield a session in local mode, with the data source."""
     set_here = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
     before = {name: os.environ.get(name) for name in set_here}
     os.environ.update(set_here)
@@ -61,7 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def load(spark: SparkSession) -> Load:
-    """``load(directory, table, **options)``."""
+    """``load(directory, table, **options)``: returns the DataFrame of a table of the snapshots in a directory."""
 
     def loaded(directory: Path | str, table: str = "messages", **options: str) -> DataFrame:
         return spark.read.format("mqttd").option("table", table).options(**options).load(str(directory))

@@ -1,4 +1,4 @@
-"""Rows of DataFrames, to be compared with others."""
+"""Rows of DataFrames in a form that tests can compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["rows_of"]
 
 
 def rows_of(rows: Iterable[Row]) -> Iterator[tuple[object, ...]]:
-    """As what can be counted: maps, lists and bytes are made comparable."""
+    """Yield rows as hashable tuples: maps, lists and bytes are converted."""
     return (tuple(_plain(value) for value in row) for row in rows)
 
 

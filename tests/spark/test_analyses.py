@@ -1,4 +1,4 @@
-"""The analyses, each on a few rows whose answer is known, with those columns alone that it says it needs."""
+"""Each analysis on a few rows with a known answer, given only the columns that it declares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = {"host": "h", "taken": at(3600), "origin": "archive"}
 def answer(
     spark: SparkSession, name: str, rows: list[dict[str, Any]], settings: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of an analysis, in its order."""
+    """Return the rows of an analysis, in its order."""
     each = ANALYSES[name]
     numbered = [{"number": number, **row} if "number" in each.columns else row for number, row in enumerate(rows)]
     made = each(once(each.table, frame(spark, each.table, each.columns, numbered, **HOST)), **(settings or {}))
@@ -90,7 +90,7 @@ def test_hours_of_week_are_means_over_days(spark: SparkSession) -> None:
 def test_silent_devices_are_silent_for_their_own_measure(spark: SparkSession) -> None:
     rows = [{"publisher": "often", "time": at(10 * i)} for i in range(7)]  # to 60: silent for 3540 s
     rows += [{"publisher": "seldom", "time": at(1000 * i)} for i in range(3)]  # to 2000: 1600 s, every 1000 s
-    rows += [{"publisher": "lively", "time": at(600 * i)} for i in range(7)]  # until the snapshot
+    rows += [{"publisher": "lively", "time": at(600 * i)} for i in range(7)]  # until the time of the snapshot
     rows += [{"publisher": "once", "time": at(600)}, {"publisher": None, "time": at(0)}]
     made = answer(spark, "silent_devices", rows)
     assert some(made, "publisher", "messages", "interval_s", "silent_s", "intervals") == [

@@ -1,4 +1,4 @@
-"""The analyses of snapshots of a real broker, whose clients do a little of everything."""
+"""The analyses on snapshots of a real broker whose clients use most features."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
 
 
 def work(broker: Mqttd) -> None:
-    """Each machine publishes SENT messages to a reader that is away, to two members of a group, and to a dashboard."""
+    """Publish SENT messages from each machine to an offline reader, two members of a share group, and a dashboard."""
     with closing(Client(broker.address, 5)) as away:
         away.connect("away", clean=False, properties={"session_expiry_interval": 2000})
         away.subscribe(("plant/#", 1))
@@ -55,7 +55,7 @@ def work(broker: Mqttd) -> None:
 
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One of the broker while it runs, another one when it has stopped and told of its last minute."""
+    """Return a directory of two snapshots: of the running broker, and of the stopped one with its last minute."""
     base = tmp_path_factory.mktemp("analysed")
     (base / "all").mkdir()
     broker = Mqttd(2, {**CONFIG, "data_dir": base / "data"})
@@ -73,7 +73,7 @@ def snapshots(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def answers(spark: SparkSession, snapshots: str) -> dict[str, list[dict[str, Any]]]:
-    """Rows of every analysis."""
+    """Return the rows of every analysis."""
     tables = {each.table for each in ANALYSES.values()}
     frames = {table: once(table, read(spark, table, snapshots)).persist() for table in tables}
     return {name: [row.asDict() for row in each(frames[each.table]).collect()] for name, each in ANALYSES.items()}

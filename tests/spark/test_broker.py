@@ -1,4 +1,4 @@
-"""Snapshots of a real broker as tables: what was published, and what `mqttd sessions` says of it."""
+"""Snapshots of a real broker as tables: they agree with the published messages and with `mqttd sessions`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLIENTS = 6
 
 
 class World:
-    """A snapshot of a broker with two workers, and what is known of it."""
+    """A snapshot of a broker with two workers, and its expected content."""
 
     def __init__(self, broker: Mqttd, data: Path) -> None:
         self.data = data
@@ -133,7 +133,7 @@ def test_the_log_has_each_message_once_in_each_store_that_waits_for_it(world: Wo
 
 
 def test_shares_of_a_group_are_kept_for_one_session_each(world: World, load: Load) -> None:
-    """Two groups; c2 has answered one message, which may have been a share."""
+    """Each share is kept once for each of two groups; c2 has acknowledged one message, which may have been a share."""
     rows = load(world.snapshot).where("session is not null").collect()
     kept = Counter((row.topic, bytes(row.payload)) for row in rows)
     assert kept <= Counter((topic, payload) for topic, payload, _ in world.sent for _ in range(2))
@@ -223,7 +223,7 @@ def test_stores_and_rules_are_those_of_the_manifest(world: World, load: Load) ->
 
 
 def test_reading_leaves_a_snapshot_as_it_is(world: World, load: Load) -> None:
-    """Also when several tasks read one store at a time."""
+    """A snapshot is unchanged by reads, also by several tasks that read one store at the same time."""
     for table in TABLES:
         load(world.snapshot, table).collect()
     whole = load(world.snapshot).collect()

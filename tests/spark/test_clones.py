@@ -1,4 +1,4 @@
-"""Clones of a snapshot's stores: each reader has its own, and none stays."""
+"""Clones of a snapshot's stores: each reader makes its own, and all are removed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_one_that_fails_leaves_nothing(store: Store) -> None:
 
 
 def test_tables_that_cannot_be_linked_are_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are somebody else's, or on another file system; LevelDB never writes to a table."""
+    """Tables of another user or file system are linked by symbolic links; LevelDB never writes to a table."""
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, os.strerror(1))
@@ -108,7 +108,7 @@ def test_a_directory_that_may_not_be_written_to_has_its_clones_elsewhere(
 
 
 def test_nothing_compiled_of_ours_is_needed(store: Store) -> None:
-    """An analyst has no compiler: not even where the modules are there are they imported."""
+    """Reading imports no compiled module of the broker, not even an existing one: an analyst has no compiler."""
     program = """
 import sys
 class Blocked:

@@ -1,4 +1,4 @@
-"""The jobs on a cluster: Spark's own master, two workers, executors in processes of their own, by spark-submit."""
+"""The jobs on a Spark standalone cluster by spark-submit: a master, two workers, executors in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a snapshot is new to an output: by a model of sequences, and of real stores."""
+"""The part of a snapshot that is new to an output: in a model of sequences, and in real stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = 3
 
 @dataclass
 class Kept:
-    """A sequence as a store has it: blocks of numbers, and how many messages were stored before the first."""
+    """A sequence in a store: blocks of numbers, and how many messages were stored before the first."""
 
     blocks: list[list[int]] = field(default_factory=list)
     before: int = 0
@@ -39,7 +39,7 @@ class Kept:
         return Kept(list(self.blocks), self.before)
 
     def lose(self) -> None:
-        """The last block, by a power cut."""
+        """Lose the last block, as in a power cut."""
         if len(self.blocks) > 1:
             self.blocks = self.blocks[:-1]
 
@@ -61,7 +61,7 @@ class Kept:
 
 
 def taken(sequences: Sequences, kept: Kept, output: set[int]) -> list[bool]:
-    """Take a snapshot as the job does; whether each part was doubtful."""
+    """Take a snapshot as the job does; return for each part whether it was doubtful."""
     run = kept.run()
     parts = sequences.missing(run)
     for part in parts:

@@ -1,4 +1,4 @@
-"""End to end: a broker under load, snapshots, Spark, and the report, against what the load generator knows."""
+"""End to end: a broker under load, its snapshots and the Spark report agree with the load generator's counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 5.0
 
 @dataclass
 class Worked:
-    """What a short demo leaves, before Spark reads it."""
+    """The output of a short demo before Spark reads it."""
 
     out: Path
     published: Published
@@ -61,12 +61,12 @@ def test_the_demo_counts_what_its_fleet_has_published(spark: SparkSession, worke
         assert f"<h2 id={each.name}>" in page
     sections = re.findall(r"<h2 id=(\w+)>(.*?)(?=<h2 id=|\Z)", page, re.DOTALL)
     empty = {name for name, section in sections if "There is nothing of it" in section}
-    assert "retained_topics" in empty  # nobody has retained anything
-    # of what happens now and then, or at the end of a minute, there may be nothing in a few seconds
+    assert "retained_topics" in empty  # no client has retained anything
+    # events that are rare, or happen at the end of a minute, may be absent within a few seconds
     assert empty <= {"retained_topics", "retained_growth", "reconnects", "silent_devices", "backlog", "drop_reasons"}
     assert page.count("<svg") >= len(ANALYSES) - 1 - len(empty)
     assert "as many records are read as its manifest says" in page
-    assert f"{published.total():,}" in page  # of the rule
+    assert f"{published.total():,}" in page  # archived by the rule
     missing = published.copy()
     missing["plant-p0", "plant/0/temperature"] += 1
     (line,) = demo.compare(spark, str(out / "snapshots"), missing)
@@ -88,7 +88,7 @@ def test_the_walkthrough_of_the_documentation_runs(
     assert known["spark"] is spark
     said = capsys.readouterr().out
     assert f"{worked.published.total()} messages" in said
-    assert "away-s0" in said  # of whom messages wait
+    assert "away-s0" in said  # a session with queued messages
     plant = sum(count for (_, topic), count in worked.published.items() if topic.startswith("plant/"))
     assert re.search(rf"^plant +{plant}$", said, re.MULTILINE)
 
@@ -100,7 +100,7 @@ def test_the_documentation_lists_all_analyses() -> None:
 
 
 def test_a_snapshot_at_full_load_agrees_with_its_counters(spark: SparkSession, tmp_path: Path) -> None:
-    """Publishers as fast as acks come; the snapshot is taken meanwhile, and each store's counters are its own."""
+    """Each store's counters match its messages in a snapshot taken while publishers send as fast as acks arrive."""
     config = {
         "store": "leveldb", "data_dir": tmp_path / "data", "leveldb": {"reserve_bytes": 0},
         "archive": [{"filter": "#", "hours": 1, "bytes": "1GB"}],

@@ -1,4 +1,4 @@
-"""Messages that tasks write to Parquet themselves: what Spark would have written."""
+"""Messages that tasks write to Parquet without Spark: the same rows and types as those that Spark writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROPERTIES = bytes.fromhex("01 01 03 0001 63 08 0001 72 09 0002 00ff 26 0001 6b 
 
 
 def messages(worker: int, count: int) -> Iterator[StoredMessage]:
-    """Over three days; some with everything a message can have."""
+    """Yield messages over three days, some of them with every field of a message."""
     for each in range(count):
         number = number_at(T + each * 3 * DAY / count, worker)
         yield StoredMessage(
@@ -67,7 +67,7 @@ def test_files_have_the_rows_and_the_types_of_those_that_spark_writes(
     ]
     assert len(rows[0]) == 1800
     assert rows[0] == rows[1]
-    # and whoever goes by the files alone
+    # also for readers that use only the files
     inferred = [spark.read.parquet(str(tmp_path / name / "messages")).schema for name in ("mine", "others")]
     assert inferred[0] == inferred[1]
     assert {field.name: field.dataType.simpleString() for field in inferred[0]} == {

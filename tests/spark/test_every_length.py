@@ -1,5 +1,5 @@
-"""Bytes of every length (tests/record_forms.py) as Spark's readers have them; and clients whose every field has a
-length, through a store, a restart, another number of workers, a snapshot and its tables.
+"""Bytes of every length (tests/record_forms.py) in Spark's readers; and clients with fields of each length, through a
+store, a restart, another number of workers, a snapshot and its tables.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MESSAGES = [case.record for form in STORE[:2] for case in at_every_length(form) 
 
 
 def readable(message: StoredMessage) -> StoredMessage:
-    """With properties that are some: those of other lengths are no properties, which the readers of columns refuse.
-    Numbers and times beyond 63 bits are no values of Spark's.
+    """Return a copy without invalid properties, which the readers of columns refuse, and with numbers and times in the
+    range of Spark's 64-bit integers.
     """
     properties = message.properties if message.properties.startswith(b"\x26") else b""
     expires = None if message.expires is None else min(message.expires, 2**53)
@@ -63,7 +63,7 @@ def test_columns_of_archived_messages_of_every_length() -> None:
             assert rows(records) == [plain(message)]
 
 
-# ---------------------------------------------------------------------------------------------- through it all
+# ---------------------------------------------------------------------------------------------- end to end
 
 LIMITS = {
     "topic_bytes_max": LONGEST, "topic_levels_max": LONGEST, "share_name_bytes_max": LONGEST,
@@ -79,17 +79,17 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Sized:
-    """What a client says, each field of a length. `size`: 0 where MQTT lets a field be empty, else at least 1."""
+    """Clients whose fields all have one length. `size`: 0 where MQTT allows an empty field, else at least 1."""
 
     size: int
 
     def text(self, letter: str, least: int = 1, room: int = 0) -> str:
-        """A field of this length, or shorter by what stands beside it in one string."""
+        """Return a field of this length, shortened by `room` for other text in the same string."""
         return letter * max(least, self.size - room)
 
     @property
     def properties(self) -> dict[str, Any]:
-        """Of a message."""
+        """Properties of a message."""
         return {
             "payload_format_indicator": min(self.size, 1),
             "message_expiry_interval": max(1, self.size),
@@ -101,16 +101,16 @@ class Sized:
 
     @property
     def identifier(self) -> int:
-        """Of a subscription, as near to its end as the length is to its own."""
+        """Subscription Identifier, as far below its maximum as the length is below its own."""
         return self.size or 1 if self.size < LONGEST - 1 else IDENTIFIER_MAX - (LONGEST - self.size)
 
     @property
     def share(self) -> str:
-        """A share group whose name is as long as one string has room for."""
+        """A subscription to a share group with the longest name that fits into one string."""
         return f"$share/{self.text('g', 1, len('$share//s'))}/s"
 
     def connected(self, host: Host) -> None:
-        """Two lasting sessions are away: messages wait for one, and are in flight for the other."""
+        """Leave two lasting sessions offline: one with queued messages, one with messages in flight."""
         will = wire.Will(self.text("w"), self.text("b", 0).encode(), 1, False, self.properties)
         options: dict[str, Any] = {"username": self.text("u", 0), "will": will, "expiry": max(1, self.size)}
         topic, payload = self.text("m"), self.text("p", 0).encode()
@@ -129,7 +129,7 @@ class Sized:
         host.lose(publisher)
 
     def came_back(self, host: Host) -> None:
-        """Each client has its session, and what it is sent is what was published."""
+        """Assert that each client resumes its session and receives the messages as published."""
         for letter in "cx":
             client = host.open(5, home(self.text(letter), len(host.nodes)))
             client.client_id = self.text(letter)
@@ -152,7 +152,7 @@ def _resumed(host: Host, client: Any, username: str) -> list[Packet]:
 
 
 def table(stores: list[Store], name: str) -> list[dict[str, Any]]:
-    """Its rows, as far as lengths concern them."""
+    """Return the rows of a table, with only the columns that depend on lengths."""
     found: list[dict[str, Any]] = []
     for store in stores:
         wanted = [(each, KINDS[each]) for each in table_of(name).names if each in KINDS]
@@ -189,7 +189,7 @@ def check_tables(directory: Path, sized: Sized) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, LONGEST - 1, LONGEST])
 def test_fields_of_every_length_from_the_door_to_spark(tmp_path: Path, size: int) -> None:
-    """Stored, found by the next start, carried over to two workers, copied, read as tables, and sent again."""
+    """Fields keep their values after a restart, a move to two workers and a copy, in tables, and when sent again."""
     sized = Sized(size)
     host = on_disk(paths(tmp_path, 1), limits=LIMITS)
     sized.connected(host)

@@ -1,4 +1,4 @@
-"""How jobs are started: by name, by spark-submit, by systemd."""
+"""Ways to start jobs: by name, by spark-submit, by systemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job `parquet`, killed at random moments and started again, as a process of its own."""
+"""The job `parquet` in a separate process, killed at random moments and started again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.soak
 
 
 def of_session(leader: int) -> list[int]:
-    """Processes of the session that a process leads."""
+    """Return the processes of the session of this leader."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -46,7 +46,7 @@ def start(snapshots: Path, out: Path) -> subprocess.Popen[str]:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """With its JVM, and the workers of that."""
+    """Kill the process with its JVM and the JVM's workers."""
     for pid in of_session(process.pid):
         os.kill(pid, signal.SIGKILL)
     process.communicate()

@@ -13,7 +13,7 @@ from tests.spark.conftest import Load
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_snapshot_of_an_earlier_release_as_tables(load: Load, schema: str, tmp_path: Path) -> None:
-    """Sessions, windows, retained messages and the archive are what was written."""
+    """Sessions, windows, retained messages and the archive are read as written."""
     snapshot = unpacked(f"{schema}.snapshot", tmp_path / "snapshot")
     rows = {table: load(snapshot, table).collect() for table in ("messages", "retained", "sessions", "inflight")}
     sessions = {row["client"] for row in rows["sessions"]}

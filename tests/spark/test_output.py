@@ -1,4 +1,4 @@
-"""Commits of an output: all or nothing, at whichever of its steps the job ends."""
+"""Commits of an output are atomic, whichever step the job ends at."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_etl.parquet.output import Commit, Output
 
 
 class Killed(BaseException):
-    """As if the process had ended here."""
+    """Stands for the end of the process at this point."""
 
 
 def write(output: Output, number: int, rows: range) -> Commit:
@@ -33,7 +33,7 @@ def write(output: Output, number: int, rows: range) -> Commit:
 
 
 def rewrite(output: Output) -> Commit:
-    """All files become one."""
+    """Rewrite all files into one, and commit it."""
     before = output.last()
     number = before.number + 1
     made = output.staging(number) / "making" / "date=2026-11-22" / "tenant=default"
@@ -62,7 +62,7 @@ def by_directory(directory: Path) -> list[int]:
 
 
 def ends_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """The process ends at the so many-th change of the disk from now on."""
+    """End the process at the given change of the disk, counted from now."""
     steps = 0
 
     def counted(change: Callable[..., object]) -> Callable[..., object]:
@@ -83,7 +83,7 @@ def ends_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def killed_at(directory: Path, step: int, work: Callable[[Output], object]) -> bool:
-    """Do it up to a step; whether that was before its end."""
+    """Run `work` until it ends or reaches the step; return whether it was killed there."""
     with pytest.MonkeyPatch.context() as patched, Output(directory) as output:
         ends_at(patched, step)
         try:
@@ -94,7 +94,7 @@ def killed_at(directory: Path, step: int, work: Callable[[Output], object]) -> b
 
 
 def each_step(directory: Path, made: Path, work: Callable[[Output], object]) -> list[Path]:
-    """A copy of an output for each step at which the job may end."""
+    """Return copies of an output, one for each step at which the job may end, and one of the finished job."""
     outputs: list[Path] = []
     while True:
         path = directory / str(len(outputs))

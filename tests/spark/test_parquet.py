@@ -1,4 +1,4 @@
-"""The jobs `parquet`, `compact`, `quality` and `prune` on snapshots that were made by hand."""
+"""The jobs `parquet`, `compact`, `quality` and `prune` on hand-made snapshots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESSAGES = ("messages",)
 
 
 def messages(worker: int, seconds: Iterable[int], publisher: str = "p") -> Iterator[StoredMessage]:
-    """A message for each of these seconds."""
+    """Yield a message for each of these seconds."""
     for second in seconds:
         payload = b"%d of %d" % (second, worker)
         yield StoredMessage(b"t/%d" % (second % 3), payload, number_at(T + second, worker), publisher=publisher)
@@ -47,7 +47,7 @@ def kept(session: str, message: StoredMessage, number: int) -> tuple[bytes, byte
 
 
 def samples(minutes: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
-    """Counters as worker 0 records them, by what its clock says of the minute."""
+    """Yield counter samples of worker 0, recorded when its clock showed these minutes."""
     before = 0
     for index, minute in enumerate(minutes):
         value = events.encode_event(events.COUNTERS, [], [(T + minute * 60) * 1000], [("delivered", index)])
@@ -79,11 +79,11 @@ def digests(out: Path) -> dict[str, str]:
 
 
 class Host:
-    """A data directory of two workers over a day, as snapshots of it."""
+    """Snapshots of a data directory of two workers over a day."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # each has what the one before had, less what retention has removed
+        # each has the messages of the one before, without those that retention has removed
         self.first = self.snapshot("first", 1, [(0, 0, range(100)), (1, 0, range(90))])
         self.second = self.snapshot("second", 2, [(0, 50, range(50, 220)), (1, 30, range(30, 200))])
         self.third = self.snapshot("third", 3, [(0, 100, range(100, 300)), (1, 50, range(50, 290))])
@@ -91,7 +91,7 @@ class Host:
     def snapshot(
         self, name: str, hour: int, workers: list[tuple[int, int, range]], stores: int = 2, host: str = "host"
     ) -> Path:
-        """`workers`: which one, how many messages were there before, those that are there."""
+        """Make a snapshot. `workers`: (worker, number of messages before, messages in the snapshot) of each."""
         path = self.directory / name
         records: list[list[tuple[bytes, bytes]]] = [[] for _ in range(stores)]
         for worker, before, seconds in workers:
@@ -119,7 +119,7 @@ def test_each_message_is_there_once_however_snapshots_overlap(spark: SparkSessio
     commit = take(spark, out, host.first, again, host.third)
     assert numbers(spark, out) == wanted(*EVERYTHING)
     assert len(commit.snapshots) == 3
-    # two workers have become one; and a copy of the directory has gone on by itself
+    # two workers were repartitioned to one; and a copy of the directory has continued separately
     merged = host.snapshot("merged", 4, [(0, 150, range(150, 310)), (1, 200, range(200, 300))], stores=1)
     take(spark, out, merged)
     other = host.directory / "other"
@@ -150,7 +150,7 @@ def test_waiting_messages_are_there_once_whoever_waits_and_whether_or_not_they_a
         zero = itertools.chain(archive_of(messages(0, archived), block=5), log_of(some))
         return [zero, itertools.chain(log_of(iter(some[10:])), [record, kept("u", some[4], number_at(T + 501))])]
 
-    # worker 1 was cloned later than worker 0: it has what worker 0 has not archived yet
+    # worker 1 was cloned later than worker 0: it has messages that worker 0 has not archived yet
     snapshot_of(tmp_path / "first", stores(range(10)), taken_ms=(T + 60) * 1000)
     snapshot_of(tmp_path / "second", stores(range(25)), taken_ms=(T + 120) * 1000)
     out = tmp_path / "out"
@@ -188,7 +188,7 @@ def test_small_files_become_one_with_the_same_rows_and_others_can_read_them(
     assert after is not None
     assert len(after.files) == 1
     assert committed(spark, out, "messages").orderBy("number").collect() == before
-    # without Spark: by the directories
+    # without Spark: partitions by the names of directories
     frame = pd.read_parquet(out / "messages")
     assert sorted(frame["number"]) == wanted(*EVERYTHING)
     assert set(frame["tenant"]) == {"default"}
@@ -228,7 +228,7 @@ def test_output_of_a_release_with_other_columns_is_readable(
     with Output(out) as output:
         compact(spark, output)
     assert committed(spark, out, "messages").where("matches is null").count() == 190
-    # and one that has a column more than this release knows
+    # output with a column that this release does not know
     commit = Output(out).last()
     commit.columns["messages"].append(["of_tomorrow", "int"])
     assert committed(spark, out, "messages", commit).columns[-1] == "of_tomorrow"
@@ -242,7 +242,7 @@ def test_quality_says_what_is_not_as_it_should_be(spark: SparkSession, host: Hos
     said = report(looked)
     assert said["is_good"], said
     assert said["rows"] == {"messages": 420}
-    # retention was faster than the next snapshot, a clock was set back, a file is gone and another is nobody's
+    # retention was faster than the next snapshot, a clock was set back, a file is missing and an extra one exists
     late = host.snapshot("late", 6, [(0, 250, range(250, 400)), (1, 0, range(300))])
     back = tmp_path / "back"
     snapshot_of(back, [samples([1, 2, 1, 3])], host="back", taken_ms=(T - 600) * 1000)

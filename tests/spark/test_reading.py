@@ -1,4 +1,4 @@
-"""What is read of snapshots and what is not, and snapshots that cannot be read."""
+"""Reading of snapshots: the blocks that are read or skipped, and snapshots that cannot be read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK = 25
 
 
 def fleet(worker: int) -> Iterator[StoredMessage]:
-    """A day of a worker: messages of 100 first levels, a few of these in each block, as the ticks of a broker have."""
+    """Yield a worker's messages of a day: 100 first levels, a few of them in each block, as ticks write them."""
     chosen = random.Random(worker)
     for number in range(HOURS * PER_HOUR):
         at = START.timestamp() + number * 3600 / PER_HOUR
@@ -39,7 +39,7 @@ def fleet(worker: int) -> Iterator[StoredMessage]:
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A snapshot of a day: two workers; the second one's messages are in the log, too."""
+    """Return a snapshot of a day of two workers; the second one's messages are in the log, too."""
     directory = tmp_path_factory.mktemp("day") / "snapshot"
     stores = [
         archive_of(fleet(0), "#", block=BLOCK),
@@ -50,7 +50,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks_read(directory: Path) -> dict[str, int]:
-    """What all tasks together have read."""
+    """Return the metrics of all tasks, summed."""
     total: Counter[str] = Counter()
     for file in directory.glob("*.json"):
         total.update({name: value for name, value in json.loads(file.read_text()).items() if isinstance(value, int)})
@@ -113,7 +113,7 @@ def test_conditions_find_the_same_whether_they_are_pushed_down_or_not(
 
 @pytest.fixture(scope="module")
 def everything(day: Path, spark: SparkSession) -> DataFrame:
-    """The messages without what pushes conditions down."""
+    """Return the messages, read without pushed-down conditions."""
     columns = "host,store,origin,worker,number,time,rule,topic,first_level,payload_text"
     rows = spark.read.format("mqttd").option("columns", columns).load(str(day))
     return spark.createDataFrame(rows.collect(), rows.schema).cache()

@@ -1,4 +1,4 @@
-"""Messages decoded in columns are those that the plain decoders of leveldb_store find, one by one."""
+"""The decoder of columns finds the same messages as the plain decoders of leveldb_store."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text_or_none(data: bytes) -> str | None:
 
 
 def plain(message: StoredMessage) -> dict[str, object]:
-    """A row, as the tables say."""
+    """Return the row of a message as documented for the tables."""
     found = decode_properties(message.properties)
     topic = message.topic.decode()
     return {
@@ -82,7 +82,7 @@ def test_columns_are_what_the_plain_decoder_finds(messages: list[StoredMessage],
     assert rows(records) == [plain(message) for message in schema.decode_block(block)]
     mask = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
     fresh = Records(stripped, [at - schema.BLOCK_HEAD.size for at in starts], 0)
-    for each in (records, fresh):  # one has its columns already
+    for each in (records, fresh):  # the first has its columns already
         each.keep(pa.array(mask).to_numpy(zero_copy_only=False))
         assert rows(each) == [plain(one) for one, wanted in zip(messages, mask, strict=True) if wanted]
 
@@ -99,7 +99,7 @@ def test_messages_of_the_archive_have_their_matches(messages: list[StoredMessage
 def test_damaged_bytes_are_found_as_the_plain_decoder_finds_them(
     messages: list[StoredMessage], data: st.DataObject
 ) -> None:
-    """Cut off, longer, or with another byte: either both decoders refuse it, or both find the same."""
+    """Both decoders refuse a block cut short, extended or with a changed byte, or both return the same messages."""
     block = bytearray(schema.encode_block(messages))
     match data.draw(st.sampled_from(["cut", "longer", "byte"])):
         case "cut":
@@ -136,7 +136,7 @@ def test_a_tenant_that_is_not_known_is_refused() -> None:
 
 
 def test_client_ids_that_are_no_utf_8_are_shown_and_damaged_ones_refused() -> None:
-    """Surrogates come from brokers that let them pass."""
+    """A client id with surrogates is shown, a damaged one is refused. Some brokers accept surrogates."""
     data = schema.encode_message(StoredMessage(b"\xff/x", b"", 1, publisher="a\ud800"))
     records = Records(data, [0], 0)
     assert records.column("publisher", pa.string()).to_pylist() == ["a?"]

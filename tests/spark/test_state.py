@@ -1,4 +1,4 @@
-"""The tables of what a store holds for its clients, of records that were made by hand."""
+"""The tables of a store's state records and queued messages, on hand-made records."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OPTIONS = 0x1E
 
 
 def named_by(number: int) -> bytes:
-    """A queued message whose message has a record of its own."""
+    """Return a queued message that refers to a message record by its number."""
     return queued_messages.QUEUED_HEAD.pack(1 | schema.FORM_2 | schema.OF_ITS_OWN, 0, 0) + schema.U64.pack(number)
 
 
 def replaced() -> list[tuple[bytes, bytes]]:
-    """Session e was sent the log up to message 1 of 6: of 1 to 3 it had the subscription at QoS 1, of 4 and 5 at QoS 0.
-    Another one holds all of them.
+    """Return records of session e, which was sent the log up to message 1 of 6: its subscription had QoS 1 for
+    messages 1 to 3, QoS 0 for 4 and 5. Another session holds all of them.
     """
     log = [StoredMessage(b"n", b"%d" % number, number_at(T + number), 1) for number in range(1, 7)]
     part = schema.Part(1, 0, 0, 1, 1, [(number, 2) for number in range(1, 7)])
@@ -63,9 +63,9 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (schema.subscription_key("c", b"b"), encode_subscription(1, 0, 41)),
         (replay_schema.replay_key("c", b"old/#"), replay_schema.encode_replay(StoredReplay(1, 0, 3, number_at(T)))),
         (schema.window_key("c"), windows.encode_window(in_flight)),
-        # a record has a number of its own: the message's was given when it came
+        # a record has its own number; the message got another one when it arrived
         (schema.queued_key("c", number_at(T + 60)), queued_messages.encode_queued(StoredQueued(2, 0, b"", kept))),
-        # of a message that several sessions wait for
+        # a message queued for several sessions
         *((schema.queued_key(client, number_at(T + 62)), named_by(large.number)) for client in ("c", "d")),
         (
             message_key(large.number),

@@ -1,4 +1,4 @@
-"""The stream of what is new in a directory in which snapshots arrive, and that it goes on exactly after a crash."""
+"""The stream of new messages from a directory of snapshots: it continues exactly after a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def messages(worker: int, seconds: Iterable[int]) -> Iterator[StoredMessage]:
 
 
 def arrive(directory: Path, name: str, hour: int, *workers: tuple[int, int]) -> Path:
-    """A snapshot; `workers`: how many messages were removed, and how many there were."""
+    """Make a snapshot. `workers`: the number of removed messages and the number of all messages of each."""
     stores = []
     for worker, (before, count) in enumerate(workers):
         records = list(archive_of(messages(worker, range(count)), block=10))
@@ -39,7 +39,7 @@ def arrive(directory: Path, name: str, hour: int, *workers: tuple[int, int]) -> 
 
 
 def streamed(spark: SparkSession, directory: Path, work: Path) -> None:
-    """What is new, to Parquet below `work`."""
+    """Stream the new messages to Parquet below `work`."""
     query = (
         spark.readStream.format("mqttd").option("columns", "number").load(str(directory))
         .writeStream.format("parquet").option("checkpointLocation", str(work / "checkpoint"))
@@ -63,13 +63,13 @@ def test_a_stream_goes_on_where_its_checkpoint_ends_and_again_after_a_crash(
     arrive(arriving, "first", 1, (0, 30), (0, 20))
     streamed(spark, arriving, work)
     assert rows(spark, work) == wanted(30, 20)
-    # a newer one, and an older one that comes late
+    # a newer one, and an older one that arrives late
     arrive(arriving, "second", 2, (20, 60), (10, 40))
     arrive(arriving, "late", 0, (0, 10), (0, 10))
     shutil.rmtree(arriving / "first")
     streamed(spark, arriving, work)
     assert rows(spark, work) == wanted(60, 40)
-    # the batch was planned and written, and not committed when the job was killed; more has arrived meanwhile
+    # the batch was planned and written, but not committed when the job was killed; another snapshot has arrived since
     (last,) = sorted((work / "checkpoint" / "commits").glob("[0-9]*"))[-1:]
     last.unlink()
     (work / "checkpoint" / "commits" / f".{last.name}.crc").unlink()

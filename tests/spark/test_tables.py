@@ -1,4 +1,4 @@
-"""The tables of the data source: their documentation, and that they name what the stores' records have."""
+"""The tables of the data source: their documentation is current, and they have a column for each field of an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/tutorials/first-analysis.md runs as it stands there."""
+"""docs/tutorials/first-analysis.md runs as written."""
 
 from __future__ import annotations
 
