@@ -11,7 +11,6 @@ import queue
 import shutil
 import subprocess
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +86,14 @@ def _from_json(value: dict[str, Any]) -> Any:
 class _Heard:
     """The events of one client: in queues by name (packets by command), and all in order."""
 
-    queues: defaultdict[str, queue.Queue[list[Any]]] = field(default_factory=lambda: defaultdict(queue.Queue))
     history: list[tuple[str, list[Any]]] = field(default_factory=list)
+    _queues: dict[str, queue.Queue[list[Any]]] = field(default_factory=dict)
+
+    def queue(self, event: str) -> queue.Queue[list[Any]]:
+        """Return the queue of this event. Reader and test may both be the first to ask: a defaultdict would make two,
+        and lose what was put into the first.
+        """
+        return self._queues.setdefault(event, queue.Queue())
 
 
 class MqttJs:
@@ -97,7 +102,7 @@ class MqttJs:
     def __init__(self, log: Path) -> None:
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
-        self._heard: defaultdict[str, _Heard] = defaultdict(_Heard)
+        self._heard: dict[str, _Heard] = {}
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -117,13 +122,13 @@ class MqttJs:
             if "number" in said:
                 self._answers[said["number"]].put(said)
                 continue
-            heard, event, given = self._heard[said["client"]], said["event"], said["arguments"]
+            heard, event, given = self.heard(said["client"]), said["event"], said["arguments"]
             heard.history.append((event, given))
-            heard.queues[event if event != "packetreceive" else given[0]["cmd"]].put(given)
+            heard.queue(event if event != "packetreceive" else given[0]["cmd"]).put(given)
 
     def heard(self, client: str) -> _Heard:
         """Return the client's events; see ``_Heard``."""
-        return self._heard[client]
+        return self._heard.setdefault(client, _Heard())
 
     def call(self, client: str, method: str, *arguments: Any) -> Any:
         """Call a method and return the result of its promise. Raises JsError."""
@@ -144,7 +149,7 @@ class MqttJs:
     def forget(self) -> None:
         """Close all connections and drop their events: later clients may have the same names."""
         self.call("", "forget")
-        self._heard = defaultdict(_Heard)
+        self._heard = {}
 
     def close(self) -> None:
         """End the process and thereby all its connections."""
@@ -184,7 +189,7 @@ class JsClient:
     def next(self, event: str) -> list[Any]:
         """Return the arguments of its next event of this name; received packets are events too (``suback``)."""
         try:
-            return self._heard.queues[event].get(timeout=SECONDS_MAX)
+            return self._heard.queue(event).get(timeout=SECONDS_MAX)
         except queue.Empty:
             raise TimeoutError(f"no {event} for {self.name}; the last it said: {self.history[-10:]}") from None
 
