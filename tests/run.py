@@ -20,7 +20,7 @@ import pytest
 from shards.cores import usable_cores
 from tests.broker_process import ROOT
 
-JOBS_PER_CORE = 2
+JOBS_PER_CORE = 1.5
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Spark's JVMs: they end too early for the second compiler to pay, which took half of the processor time."""
@@ -53,7 +53,7 @@ def status_of(statuses: list[int]) -> int:
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", allow_abbrev=False)
     parser.add_argument("--long", action="store_true", help="run those marked `long` instead")
-    parser.add_argument("--jobs", type=int, default=max(2, usable_cores() * JOBS_PER_CORE), help="processes")
+    parser.add_argument("--jobs", type=int, default=max(2, int(usable_cores() * JOBS_PER_CORE)), help="processes")
     own, arguments = parser.parse_known_args(words)
     statuses = []
     for command in commands(own.long, own.jobs, arguments):
