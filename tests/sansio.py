@@ -28,7 +28,6 @@ from tests import wire
 from tests.kept_store import KeptStore
 from tests.wire import KINDS, Packet
 from zmq_mesh.contract import LinkLimits
-from zmq_mesh.held import Held
 from zmq_mesh.links import Link
 
 OPEN, CLOSING, CLOSED = 2, 3, 4
@@ -111,7 +110,6 @@ class Host:
         """Pairs (from, to): batches between these workers wait."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
-        self._held = [Held() for _ in range(workers)]
         for node in self.nodes:
             kept = kept_links(node.context, node.set_aside, node.peering)
             node.links = {peer: self._link(node, peer, kept) for peer in node.siblings}
@@ -155,7 +153,6 @@ class Host:
             handoff=kept.handoffs.get(peer),
             received=kept.received.get(peer, (0, 0)),
             refusals=kept.refusals.get(peer, ()),
-            held=self._held[node.index],
         )
 
     @callback("forward")

@@ -1,1 +1,1 @@
-"""State machines that generate scenarios and check invariants in each."""
+"""Scenarios that nobody has written down: made by a machine, checked by what must always be so."""

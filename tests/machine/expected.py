@@ -1,4 +1,4 @@
-"""Model of clients for `tests.machine.states`: their sessions, and the messages in transit to them."""
+"""What `tests.machine.states` knows of clients, and of what is on its way to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = [next(f"{letter}{number}" for number in range(99) if home(f"{letter}{num
          for worker, letter in enumerate("ab")]  # fmt: skip
 TOPICS = ["t/0", "t/1", "u"]
 MANY = ["t/0", "t/1", "t/2", "t/3", "t/4"]
-"""More topics than a page of retained messages of each worker."""
+"""More than a page of each worker."""
 SHARED_TOPIC = "shared/topic"
 GROUP = "$share/group/shared/+"
 FILTERS = ["t/0", "t/+", "t/#", "u", "+"]
@@ -23,7 +23,7 @@ WITNESS = "witness"
 OUR_RECEIVE_MAXIMUM = 3
 LARGE_BYTES = 300
 PACKET_BYTES = 200
-"""A Maximum Packet Size that only a large message exceeds."""
+"""A Maximum Packet Size that a large message exceeds and no other packet does."""
 LASTING = 600
 LIMITS = {
     "receive_maximum": OUR_RECEIVE_MAXIMUM,
@@ -32,17 +32,17 @@ LIMITS = {
 }
 
 PAGE, QUEUED = 2, 2
-"""Replacements for the constants of broker.clients.retaining."""
+"""In the place of those of broker.clients.retaining."""
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Return whether a filter of FILTERS matches a topic of TOPICS."""
+    """Of FILTERS and TOPICS."""
     return topic_filter == topic or topic_filter in {"u": ("+",), SHARED_TOPIC: ()}.get(topic, ("t/+", "t/#"))
 
 
 @dataclass(frozen=True)
 class Published:
-    """A message. Its payload is its number, if it has a payload."""
+    """A message. Its payload is its number, if it has one."""
 
     number: int
     topic: str
@@ -55,7 +55,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Subscribed:
-    """The options of a subscription."""
+    """A subscription."""
 
     qos: int
     no_local: bool
@@ -63,24 +63,24 @@ class Subscribed:
 
     @property
     def options(self) -> int:
-        """The options byte of SUBSCRIBE."""
+        """The byte of SUBSCRIBE."""
         return self.qos | self.no_local << 2 | self.handling << 4
 
 
 @dataclass
 class Copy:
-    """A message that a session is owed."""
+    """What a session is owed of a message."""
 
     filters: set[str]
     qoses: set[int]
     is_sure: bool = True
-    """True: it must arrive; False: it may."""
+    """It must come; else it may."""
     is_sent: bool = False
 
 
 @dataclass
 class Sent:
-    """A message sent with a Packet Identifier whose handshake is not complete."""
+    """Under a Packet Identifier: to a client, who has not answered it to its end."""
 
     number: int
     qos: int
@@ -91,7 +91,7 @@ class Sent:
 
 @dataclass
 class Will:
-    """A will to be published between these times; None: it waits for the end of a connection."""
+    """A will that is to be sent between these times; None: it waits for the end of a connection."""
 
     number: int
     delay: int
@@ -100,7 +100,7 @@ class Will:
 
 
 class Wills:
-    """Wills to be published."""
+    """Those that are to come."""
 
     def __init__(self) -> None:
         self.pending: list[Will] = []
@@ -108,12 +108,12 @@ class Wills:
         self._seen: set[int] = set()
 
     def left(self, will: Will, expiry: int, now: int) -> None:
-        """Handle the end of a connection without DISCONNECT."""
+        """The connection has ended, and not by DISCONNECT."""
         will.earliest = will.latest = now + min(will.delay, expiry) * 1000
         self.pending.append(will)
 
     def came_back(self, will: Will, goes_on: bool, now: int) -> None:
-        """Handle a new connection of its client."""
+        """Its client has a connection again."""
         if not goes_on or (will.earliest is not None and will.earliest <= now):
             will.earliest = will.latest = now
         elif will.delay == 0:
@@ -124,7 +124,7 @@ class Wills:
                 self._may.add(will.number)
 
     def came(self, number: int, now: int) -> None:
-        """Handle its publication."""
+        """It was published."""
         assert number not in self._seen, f"the will {number} came twice"
         self._seen.add(number)
         if number in self._may:
@@ -134,7 +134,7 @@ class Wills:
         assert will.earliest <= now, f"{will} came too soon"
 
     def due(self, now: int) -> None:
-        """Check that wills whose time has passed were published."""
+        """Those whose time is over have come."""
         for will in list(self.pending):
             if will.latest is not None and will.latest < now - 200:
                 assert will.number in self._seen, f"the will {will} never came"
@@ -143,7 +143,7 @@ class Wills:
 
 @dataclass
 class State:
-    """The state of a client id."""
+    """Of a client id."""
 
     peer: Peer | None = None
     connection: int = 0
@@ -157,25 +157,25 @@ class State:
     """The QoS of its subscription to the group."""
     copies: dict[int, Copy] = field(default_factory=dict)
     retained: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(number, QoS) of retained messages that must arrive."""
+    """(number, QoS) of retained messages that must come."""
     may_retained: set[int] = field(default_factory=set)
-    """Numbers of retained messages that may arrive."""
+    """Numbers of those that may come."""
     asked: int = 0
-    """The last number before it asked for retained messages, or a look-up continued after a crash."""
+    """The last number before it asked for retained messages, or a look-up went on after a crash."""
     live: dict[str, int] = field(default_factory=dict)
-    """Topic -> number of the last message with RETAIN that arrived live, and was published since."""
+    """Topic -> number of the last message to be retained that came as it was, and was published since."""
     sent: dict[int, Sent] = field(default_factory=dict)
-    """Messages in flight by Packet Identifier."""
+    """By Packet Identifier."""
     done: set[int] = field(default_factory=set)
-    """Numbers whose live copy was acknowledged."""
+    """Numbers whose live copy was answered."""
     again: set[int] = field(default_factory=set)
-    """Numbers of acknowledged messages at QoS 1 that may be sent again after a crash."""
+    """Of QoS 1 and answered; a crash may bring them back."""
     unreleased: dict[int, tuple[int, int]] = field(default_factory=dict)
     """QoS 2 publishes of its own without PUBREL: Packet Identifier -> (message, connection)."""
     released: set[int] = field(default_factory=set)
-    """Packet Identifiers of completed QoS 2 messages."""
+    """Packet Identifiers of QoS 2 messages that came to their end."""
     released_again: set[int] = field(default_factory=set)
-    """The same from before a crash, which may have lost the PUBCOMP."""
+    """Likewise, before a crash, which may have lost the PUBCOMP."""
     answers: list[Packet] = field(default_factory=list)
     will: Will | None = None
 
@@ -184,7 +184,7 @@ class State:
         return own >= OUR_RECEIVE_MAXIMUM
 
     def drop_too_large(self, messages: Mapping[int, Published]) -> None:
-        """Drop messages that are too large for this connection."""
+        """What this connection may not be sent is dropped."""
         for number, copy in self.copies.items():
             copy.is_sure = copy.is_sure and not messages[number].is_large
         for number, qos in list(self.retained):
@@ -194,14 +194,14 @@ class State:
         self.sent = {each: sent for each, sent in self.sent.items() if not messages[sent.number].is_large}
 
     def asked_again(self, text: str, messages: Mapping[int, Published]) -> None:
-        """Make unsent retained messages of an earlier SUBSCRIBE optional, after another one or an UNSUBSCRIBE."""
+        """What an earlier SUBSCRIBE has not been given need not come for both, nor for an UNSUBSCRIBE."""
         for number, qos in list(self.retained):
             if matches(text, messages[number].topic):
                 self.may_retained.add(number)
                 del self.retained[number, qos]
 
     def without_payload(self, packet: Packet, messages: Mapping[int, Published]) -> int:
-        """Return the number of a message without payload."""
+        """Number of that message."""
         if packet.qos and packet.packet_id in self.sent:
             return self.sent[packet.packet_id].number
         fit = [
@@ -214,7 +214,7 @@ class State:
             number for number in self.again if messages[number].is_empty and messages[number].topic == packet.topic
         ]
         assert fit or again, f"{packet} is not for it, or came before"
-        fit.sort(key=lambda number: not self.copies[number].is_sure)  # they look alike: sure ones first
+        fit.sort(key=lambda number: not self.copies[number].is_sure)  # they look alike: one that has to come has come
         return (fit + again)[0]
 
 
@@ -224,17 +224,17 @@ class Share:
 
     is_sure: bool
     holder: str | None = None
-    """The client to which it was sent, which has not completed the handshake."""
+    """To whom it was sent, who has not answered it to its end."""
     is_done: bool = False
     may_repeat: bool = False
-    """Whether it was acknowledged at QoS 1, before a crash."""
+    """It was answered at QoS 1, before a crash."""
 
 
 class Shares(dict[int, Share]):
     """Messages to the group, by number."""
 
     def came(self, name: str, packet: Packet, message: Published) -> None:
-        """Record its arrival at that client."""
+        """To that client."""
         share = self[message.number]
         assert share.holder is None, f"{name}: {packet} is with {share.holder} already"
         assert not share.is_done or (share.may_repeat and packet.qos == 1), f"{name}: {packet} came before"
@@ -246,23 +246,23 @@ class Shares(dict[int, Share]):
         share.holder, share.may_repeat = name, False
 
     def answered(self, number: int) -> None:
-        """Record the end of the handshake."""
+        """To its end."""
         self[number].holder, self[number].is_done = None, True
 
     def given_back(self, sent: Sent) -> None:
-        """Record that the session of its client ended without an ack."""
+        """Its client has not answered it, and its session is no more."""
         share = self[sent.number]
         share.holder = None
         if sent.qos == 2:
             share.is_sure, share.is_done = False, True
 
     def without_members(self) -> None:
-        """Record a group without members: only messages already sent are completed."""
+        """Only what was sent is completed."""
         for share in self.values():
             share.is_sure = share.is_sure and share.holder is not None
 
     def crashed(self, loses: bool, messages: Mapping[int, Published]) -> None:
-        """Record a crash; `loses`: a session ended by it, and the messages queued for it are lost."""
+        """`loses`: a session has ended by it, and what waited for that one is lost."""
         for number, share in self.items():
             share.is_sure = share.is_sure and not loses
             share.may_repeat = share.is_done and messages[number].qos > 0

@@ -1,27 +1,26 @@
 """Two clients and their state, as rules of a state machine (hypothesis) over two workers in this process.
 
-Each client has its home on another worker and both publish, so that messages, retained messages and wills cross the
-mesh. There are no sockets, and the stores keep: a crash leaves what was durable. The expected state of sessions,
-windows, retained messages, subscriptions and wills is known after each step:
+Each client lives on a worker of its own and both publish, so that messages, retained messages and wills cross the mesh.
+There are no sockets, and the stores keep: a crash leaves what was durable. What is sure of sessions, windows, retained
+messages, subscriptions and wills is known after each step:
 
     a session is there or not     Session Present, over resumption, take-over, expiry and crash
-    QoS 1 at least once           a message published while a subscription of QoS 1 or 2 exists is owed until it is
-                                  acknowledged, whatever happens to the connection and to the subscription's options
-    QoS 2 exactly once            also when it is sent again, by either side, after any step
-    retained messages             sent on SUBSCRIBE, by Retain Handling, whatever is published on the topic meanwhile
+    QoS 1 comes at least once     what was published while a subscription of QoS 1 or 2 was there is owed until it is
+                                  acknowledged, whatever becomes of the connection and of the subscription's options
+    QoS 2 comes exactly once      also when it is sent again, by whoever, after whatever
+    retained messages come        on SUBSCRIBE, as Retain Handling says, whatever passes on the topic meanwhile
     windows have their bound      the Receive Maximum of this connection, and a client may use all of ours on each
     No Local holds                for live and for retained messages
-    a will is published           once, when its delay or its session ends, and never otherwise
-    a share goes to one member    of its group: it waits while a member lasts, and is passed on when one leaves; another
-                                  one may get an unacknowledged message at QoS 1, at QoS 2 never
-    packets have their bound      the Maximum Packet Size of this connection, for every packet
+    a will comes                  once, when its delay or its session ends, and never else
+    a share comes to one member   of its group: it waits while a member lasts, and goes on when one leaves; at QoS 1
+                                  another one may get what was not acknowledged, at QoS 2 never
+    packets have their bound      the Maximum Packet Size of this connection, for all that is sent
 
-A client may use another version of MQTT on each connection. 3.1 and 3.1.1 have Clean Session instead of an
+A client is of another version of MQTT at each connection, if it likes. 3.1 and 3.1.1 have Clean Session instead of an
 expiry, no Receive Maximum and no Maximum Packet Size, and 3.1 has no Session Present.
 
-Limits are small where that makes steps overlap sooner: a Receive Maximum of 1, a Maximum Packet Size that some messages
+Limits are small where that makes steps meet sooner: a Receive Maximum of 1, a Maximum Packet Size that some messages
 exceed, pages of retained messages that hold two, one look-up of them at a time.
-
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ QoS = st.sampled_from([0, 1, 2])
 
 
 class States(RuleBasedStateMachine):
-    """The state machine: see the module docstring."""
+    """See the top."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class States(RuleBasedStateMachine):
             self._there(name)
 
     def _there(self, name: str) -> tuple[State, Peer]:
-        # a client that is offline reconnects
+        # who is away comes back
         state = self.states[name]
         if state.peer is None:
             self.connect(
@@ -126,13 +125,13 @@ class States(RuleBasedStateMachine):
     def connect(
         self, name: str, version: int, clean: bool, expiry: int, receive_maximum: int, is_small: bool, will: int | None
     ) -> None:
-        """Connect: a session begins, is resumed, or is taken over."""
+        """A session begins, goes on, or is taken over."""
         state = self.states[name]
         if version < 5:
             expiry, receive_maximum, is_small = 0 if clean else LASTING, 65_535, False
             will = None if will is None else 0
         if version == 3 and not state.expiry:
-            self.lose(name=name)  # v3.1 does not say whether a session without expiry is resumed by the take-over
+            self.lose(name=name)  # whether a session goes on that ends with its connection is not told
         is_sure = state.peer is None or state.expiry > 0
         goes_on = state.is_there and not clean
         number = self._next()
@@ -162,7 +161,7 @@ class States(RuleBasedStateMachine):
         self._look()
 
     def _close(self, state: State) -> None:
-        # take-over: the end of the old connection is processed before packets on the new one
+        # the connection is taken over: the end of it is seen before what comes on the new one
         if state.peer is not None:
             self._look()
             self._ended(state)
@@ -195,7 +194,7 @@ class States(RuleBasedStateMachine):
             self.shares.without_members()
 
     def _ended(self, state: State) -> None:
-        """Record the end of its connection, without DISCONNECT."""
+        """Its connection is gone, not by DISCONNECT."""
         state.peer = None
         state.expires = self.host.now_ms + state.expiry * 1000
         for number, qos in list(state.retained):
@@ -209,7 +208,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients)
     def lose(self, name: str) -> None:
-        """Break the connection."""
+        """The connection breaks."""
         state = self.states[name]
         if state.peer is not None:
             self._look()
@@ -219,7 +218,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients)
     def leave(self, name: str) -> None:
-        """Send DISCONNECT, which deletes the will."""
+        """DISCONNECT: the will goes."""
         state = self.states[name]
         if state.peer is not None:
             self._look()
@@ -230,7 +229,7 @@ class States(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 3, 6]))
     def wait(self, seconds: int) -> None:
-        """Let time pass: wills are published and sessions expire."""
+        """Time passes: wills and sessions come to their end."""
         self._pass(seconds)
         self._look()
 
@@ -245,13 +244,13 @@ class States(RuleBasedStateMachine):
                     self._close_call(state)
 
     def _close_call(self, state: State) -> None:
-        # less than the timers' own step decides whether it has expired: another second later it has
+        # whether it is over depends on less than the timers' own step: it is, when another second has passed
         self.host.pass_time(2)
         self._forget(state)
 
     @rule()
     def crash(self) -> None:
-        """Kill all workers; they start again with what was durable."""
+        """All workers are killed, and begin again with what was durable."""
         self._look()
         self._unsure_of_walks()
         loses = any(state.is_there and not state.expiry for state in self.states.values())
@@ -273,7 +272,7 @@ class States(RuleBasedStateMachine):
         self._look()
 
     def _unsure_of_walks(self) -> None:
-        # an unfinished look-up starts again, with the retained messages at that time
+        # a look-up that has not ended begins anew, with what is retained by then
         for name, state in self.states.items():
             self._asks(state)
             if state.is_there and self._is_looking(name):
@@ -282,7 +281,7 @@ class States(RuleBasedStateMachine):
                         state.may_retained.add(number)
 
     def _asks(self, state: State) -> None:
-        # messages that arrived live before this are no answer
+        # what came as it was until now is no answer
         state.asked, state.live = max(self.messages, default=0), {}
 
     def _is_looking(self, name: str) -> bool:
@@ -290,7 +289,7 @@ class States(RuleBasedStateMachine):
         return session is not None and bool(session.details.walks or session.details.walks_waiting)
 
     def _unsure_of_qos_1(self, state: State) -> None:
-        # it may be sent before it is durable: then it arrives as if it had never been sent
+        # it may be sent before it is durable: then it comes as if it had never been sent
         for packet_id, sent in list(state.sent.items()):
             if sent.qos == 1:
                 del state.sent[packet_id]
@@ -315,7 +314,7 @@ class States(RuleBasedStateMachine):
     def subscribe(
         self, name: str, text: str, subscribed: Subscribed, passing: Sequence[tuple[str, str, int]], turns: int
     ) -> None:
-        """Send SUBSCRIBE, while messages without RETAIN are published."""
+        """SUBSCRIBE, while messages that are not retained pass."""
         state, peer = self._there(name)
         is_new = text not in state.filters
         if peer.version < 5:
@@ -325,7 +324,7 @@ class States(RuleBasedStateMachine):
         peer.send(wire.subscribe(peer.version, peer.packet_id(), (text, subscribed.options)))
         former = state.filters.get(text)
         state.filters[text] = subscribed
-        # the options in force when a message is sent apply; a change of them loses no queued message
+        # options are those in force when it is sent; no queue is lost by them
         for number, copy in state.copies.items():
             message = self.messages[number]
             if not copy.is_sent and matches(text, message.topic) and (qos := min(message.qos, subscribed.qos)):
@@ -349,7 +348,7 @@ class States(RuleBasedStateMachine):
         assert self._answer(state, "SUBACK").codes == (subscribed.qos,)
 
     def _unsure(self, state: State, number: int, former: Subscribed | None) -> None:
-        # published while the SUBSCRIBE is on its way to the other worker: the old options apply, or the new ones
+        # it passes while the SUBSCRIBE is on its way to the other worker: by the old options, or by the new ones
         copy = state.copies.get(number)
         if copy is None:
             return
@@ -367,7 +366,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients, text=Filters)
     def unsubscribe(self, name: str, text: str) -> None:
-        """Unsubscribe; its unsent messages need not arrive any more."""
+        """What was not sent of it may not come any more."""
         state, peer = self._there(name)
         if text not in state.filters:
             return
@@ -390,7 +389,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients, qos=st.sampled_from([1, 2]))
     def join(self, name: str, qos: int) -> None:
-        """Subscribe to the group."""
+        """A shared subscription."""
         state, peer = self._there(name)
         peer.send(wire.subscribe(peer.version, peer.packet_id(), (GROUP, qos)))
         self._look()
@@ -399,7 +398,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients)
     def part(self, name: str) -> None:
-        """Unsubscribe from the group; unsent messages go to another member."""
+        """What was not sent to it goes to another member."""
         state, peer = self._there(name)
         if state.joined is None:
             return
@@ -411,7 +410,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients, qoses=st.lists(QoS, min_size=1, max_size=4))
     def share(self, name: str, qoses: Sequence[int]) -> None:
-        """Publish messages to the group."""
+        """Messages to the group."""
         for qos in qoses:
             self.publish(name=name, topic=SHARED_TOPIC, qos=qos, retain=False, is_large=False, again=False)
 
@@ -419,7 +418,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients, topic=Topics, qos=QoS, retain=st.booleans(), is_large=st.booleans(), again=st.booleans())
     def publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, again: bool) -> None:
-        """Publish a message and complete its handshake. `again`: the client sends it twice before it continues."""
+        """A message, answered to its end. `again`: the client sends it twice before it goes on."""
         state, peer = self._there(name)
         if qos and state.own_window_is_full():
             return
@@ -437,13 +436,13 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients)
     def retain_many(self, name: str) -> None:
-        """Publish more retained messages than a page has."""
+        """More retained messages than a page has."""
         for topic in MANY:
             self.publish(name=name, topic=topic, qos=1, retain=True, is_large=False, again=False)
 
     @rule(name=Clients, topic=Topics)
     def publish_without_end(self, name: str, topic: str) -> None:
-        """Publish at QoS 2, without PUBREL."""
+        """QoS 2, without PUBREL."""
         state, peer = self._there(name)
         if state.own_window_is_full():
             return
@@ -454,7 +453,7 @@ class States(RuleBasedStateMachine):
 
     @rule(name=Clients, again=st.booleans())
     def release(self, name: str, again: bool) -> None:
-        """Send PUBREL for the oldest publish without one. `again`: the PUBLISH is sent once more before."""
+        """PUBREL of the oldest one, or of all of a former connection. `again`: the PUBLISH comes first once more."""
         state, peer = self._there(name)
         if not state.unreleased:
             return
@@ -477,7 +476,7 @@ class States(RuleBasedStateMachine):
 
     @rule(topic=Topics, name=Clients)
     def clear(self, topic: str, name: str) -> None:
-        """Clear the retained message."""
+        """The retained message goes."""
         state, _ = self._there(name)
         if state.own_window_is_full():
             return
@@ -494,7 +493,7 @@ class States(RuleBasedStateMachine):
         return wire.publish(peer.version, message.topic, body, **flags)
 
     def _publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, is_empty: bool = False) -> int:
-        # sent; the host has not processed it yet
+        # sent, not settled
         number = self._next()
         message = self.messages[number] = Published(number, topic, qos, name, is_large, is_empty, retain)
         peer = self.states[name].peer
@@ -529,9 +528,9 @@ class States(RuleBasedStateMachine):
         state.copies[message.number] = Copy(set(found), {max(qoses)}, is_sure)
 
     def _overtaken(self, topic: str, newer: int) -> None:
-        # a retained copy that has not arrived need not arrive: a newer one replaces it
+        # a retained copy that has not come yet need not come: a newer one has
         for name, state in self.states.items():
-            # a look-up that continues may find it, too
+            # a look-up that goes on may find it, too
             if self._is_looking(name) and any(matches(text, topic) for text in state.filters):
                 state.may_retained.add(newer)
             for number, qos in list(state.retained):
@@ -539,16 +538,16 @@ class States(RuleBasedStateMachine):
                     state.may_retained.add(number)
                     del state.retained[number, qos]
 
-    # ------------------------------------------------------------ arrivals
+    # ------------------------------------------------------------ what comes
 
     @rule(name=Clients, count=st.integers(1, 3))
     def answer(self, name: str, count: int) -> None:
-        """Acknowledge some of the messages in flight, in order."""
+        """Some of what was sent is acknowledged, in order."""
         self._acknowledge(self.states[name], count)
 
     @rule(name=Clients)
     def take_all(self, name: str) -> None:
-        """Acknowledge everything until nothing more arrives: then nothing is owed."""
+        """Everything is acknowledged until nothing comes: then nothing is owed."""
         state = self.states[name]
         if state.peer is None:
             return
@@ -600,7 +599,7 @@ class States(RuleBasedStateMachine):
         return packet
 
     def _look(self) -> None:
-        """Process all packets that have arrived."""
+        """All that has come is looked at."""
         self.host.settle()
         moved = True
         while moved:
@@ -687,7 +686,7 @@ class States(RuleBasedStateMachine):
             state.sent[packet.packet_id] = Sent(number, packet.qos, is_retained, False, state.connection)
 
     def teardown(self) -> None:
-        """Deliver everything to the remaining sessions, then check that no message is missing and the books agree."""
+        """Who is there takes all, and the books are right."""
         try:
             for name in [name for name in NAMES if self.states[name].is_there]:
                 self._there(name)

@@ -1,4 +1,6 @@
-"""Runs `tests.machine.lives` while time remains: the seeds are printed, and `MQTTD_MACHINE_SEED=N` runs one alone."""
+"""`tests.machine.lives` for as long as there is time: the seeds are printed, and one alone is run again by
+`MQTTD_MACHINE_SEED=N`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SETTINGS = settings(
 
 
 class ManyFilters(Lives):
-    """A session with more filters than one callback should ever process at once."""
+    """With more filters than a callback should ever meet at once."""
 
     deep_filters = MANY
 
@@ -42,7 +44,7 @@ class ManyFilters(Lives):
     ids=["some", "more", "many"],
 )
 def test_what_must_always_be_so(machine: type[Lives], first: int | None, seconds: float) -> None:
-    """The invariants of `Lives` hold: the same runs in ten seconds or a minute, others each time in ten minutes."""
+    """Some lives of clients in ten seconds, the same each time, more in a minute; many others in ten."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     if first is None:
         first = time.time_ns() // 1_000_000_000

@@ -1,6 +1,5 @@
-"""Runs `tests.machine.states`: the same examples each time, more of them in `make test-all`; in `make soak` other ones
-while time remains.
-
+"""`tests.machine.states`: the same examples each time, more of them in `make test-all`; in `make soak` others for as
+long as there is time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def test_what_must_always_be_so(examples: int) -> None:
 
 @pytest.mark.soak
 def test_what_must_be_so_for_long() -> None:
-    """The invariants hold for many seeds, which are printed; MQTTD_MACHINE_SEED=N runs one of them alone."""
+    """The seeds are printed; MQTTD_MACHINE_SEED=N runs one of them alone."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     others = settings(SETTINGS, derandomize=False, max_examples=200)
     ends = time.monotonic() + SOAK_SECONDS

@@ -39,7 +39,6 @@ from tests.simulation.clock import WallClock
 from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
-from zmq_mesh.held import Held
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 from zmq_mesh.sockets import Mesh
@@ -119,7 +118,6 @@ class SimulatedMesh(Mesh):
         self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
         self.links: dict[Peer, Link] = {}
-        held = Held()
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
@@ -135,7 +133,6 @@ class SimulatedMesh(Mesh):
                 handoff=kept.handoffs.get(peer),
                 received=kept.received.get(peer, (0, 0)),
                 refusals=kept.refusals.get(peer, ()),
-                held=held,
             )
 
 
