@@ -8,9 +8,9 @@ import pytest
 
 from pyx.core.placement import owner as owner_of
 from tests import wire
-from tests.chaos.crowd import ids_on
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
+from tests.unit.pyx.delivery.test_router import client_at
 
 WORKERS = 3
 
@@ -22,7 +22,7 @@ def topic_of(owner: int) -> str:
 
 def subscribing(host: Host, topic: str, worker: int) -> Peer:
     """Return a client of that worker that has sent its SUBSCRIBE."""
-    late = host.connect(next(ids_on(worker, WORKERS, f"late{worker}")), 5)
+    late = host.connect(client_at(worker, WORKERS, f"late{worker}"), 5)
     late.send(wire.subscribe(5, 1, (topic, 1)))
     host.settle()
     return late
@@ -49,14 +49,14 @@ def test_a_subscription_made_while_it_waits_for_the_disk_gets_it(what: str, work
     stores = [KeptStore() for _ in range(WORKERS)]
     host = Host(WORKERS, stores=stores)
     topic = topic_of(owner)
-    watching = host.connect(next(ids_on(0, WORKERS, "watching")), 5)
+    watching = host.connect(client_at(0, WORKERS, "watching"), 5)
     watching.subscribe((topic, 1))
     if what == "will":
-        gone = host.connect(next(ids_on(0, WORKERS, "gone")), 5, will=wire.Will(topic, b"x", qos=1, retain=True))
+        gone = host.connect(client_at(0, WORKERS, "gone"), 5, will=wire.Will(topic, b"x", qos=1, retain=True))
         stores[0].manual = True
         host.lose(gone)
     else:
-        client = host.connect(next(ids_on(0, WORKERS, "stays")), 5, clean=False, expiry=1000)
+        client = host.connect(client_at(0, WORKERS, "stays"), 5, clean=False, expiry=1000)
         stores[0].manual = True
         client.publish(topic, b"x", 2, retain=True)
         host.settle()

@@ -17,9 +17,9 @@ from pyx.io.epoll import Epoll
 from pyx.io.poller import Poller
 from pyx.io.reactor import Reactor
 from tests import wire
-from tests.chaos.crowd import ids_on
 from tests.sansio import CLOSED, Host
 from tests.unit.adapters.poller_adapter import Poll
+from tests.unit.pyx.delivery.test_router import client_at
 
 
 class Sockets:
@@ -392,9 +392,9 @@ def test_the_will_of_a_client_that_ends_in_a_tick_leaves_with_it(ends: str) -> N
     """Siblings get it at once, not with the next event."""
     sockets = Sockets(workers=2)
     here = sockets.node
-    far = sockets.host.connect(next(ids_on(1, 2, "far")))
+    far = sockets.host.connect(client_at(1, 2, "far"))
     far.subscribe(("will", 0))
-    name = next(ids_on(0, 2, "near"))
+    name = client_at(0, 2, "near")
     client, conn = sockets.open(wire.connect(4, name, will=wire.Will("will", b"gone")))
     assert client.recv(100)
     sockets.host.settle()
