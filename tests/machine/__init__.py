@@ -1,1 +1,1 @@
-"""Scenarios that nobody has written down: made by a machine, checked by what must always be so."""
+"""State machines that generate scenarios and check invariants in each."""

@@ -1,19 +1,20 @@
-"""Lives of clients over real workers with their stores on the disk, as rules of a state machine (hypothesis).
+"""Clients on real workers with stores on disk, as rules of a state machine (hypothesis).
 
-Strings of no, one and the greatest length, thousands of filters with the greatest Subscription Identifier, sessions
-that are taken over, left, ended and begun anew, messages that are acknowledged or not, and a broker that is killed,
-restarted, given other settings and other numbers of workers in between. One client does one thing at a time, so what is
-sure at any moment is known:
+Strings of length zero, one and the maximum, thousands of filters with the greatest Subscription Identifier, sessions
+that are taken over, left, ended and started again, messages that are acknowledged or not, and a broker that is killed,
+restarted, given other settings and other numbers of workers in between. One client acts at a time, so the certain
+facts at any moment are known:
 
     nothing acknowledged is missing     a message at QoS 1 or 2 that was answered is owed to each lasting session with a
                                         matching subscription of QoS 1 or 2, until its client has acknowledged it
-    nothing comes of a former life      what was answered before a session began is never sent to it
+    no message of a former session      a message that was answered before a session began is never sent to it
     a session is there or not           Session Present, over every kill and restart
-    the broker starts                   with every store that it has left behind, and `store verify` finds nothing
-    nothing of ours fails               no worker dies but by our hand, no error of ours, no callback over its bound
+    the broker starts                   with every store that it has left, and `store verify` finds no defect
+    no defect of the broker             no worker dies unless killed, no internal error, no callback over its bound
 
-Limits are the defaults, but for filters_per_second_max, which would make thousands of filters a matter of seconds, and
+Limits have their defaults, except filters_per_second_max, which would make thousands of filters take seconds, and
 wildcard_arrangements_max, which would refuse them.
+
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ __all__ = ["Lives"]
 SECONDS = 30.0
 DEFECTS = "callback_over_bound", "internal_error", "defect", "worker_hung"
 KILLS_MAX = 2
-"""Of workers in one run of the broker: who dies often is restarted later and later."""
+"""Kills of workers in one run of the broker: a worker that dies often is restarted later and later."""
 LONGEST = 65_535
 OF_LONGEST = 200
-"""Filters that session_bytes_max allows a client id of so many bytes, at least: each record has it."""
+"""Filters that session_bytes_max allows, at least, with a client id of this length: each record contains it."""
 IDENTIFIER_MAX = 268_435_455
 DEEP = "d" + "/x" * 13
 MANY = 6_000
 AT_ONCE = 500
 """Filters of one SUBSCRIBE, which is not divided."""
 WILLS = "w"
-"""Their topics begin so; nobody counts them."""
+"""Prefix of the topics of wills; their messages are not counted."""
 TOPICS = ["m/0", "m/1", DEEP, "l" * 4096]
 FILTERS = ["m/0", "m/1", "m/+", "m/#", "#", "l" * 4096, "$share/g/m/#", f"$share/{'s' * 1024}/m/0"]
 IDS = ["a", "b", "c", "d", "e" * LONGEST, "f" * 23]
@@ -63,7 +64,7 @@ DEEP_FILTERS = [
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """[MQTT 5, 4.7]; neither is of the server's own."""
+    """Return whether the filter matches the topic [MQTT 5, 4.7]; neither begins with $."""
     wanted, levels = topic_filter.split("/"), topic.split("/")
     for at, level in enumerate(wanted):
         if level == "#":
@@ -80,21 +81,21 @@ class Life:
     version: int
     lasting: bool
     born: int
-    """Messages that had been published when it began."""
+    """Number of messages that had been published when it began."""
     client: Client | None = None
     filters: dict[str, int] = field(default_factory=dict)
     is_deep: bool = False
     owed: set[int] = field(default_factory=set)
 
     def wants(self, topic: str) -> bool:
-        """Whether a message there at QoS 1 or 2 is owed to it."""
+        """Return whether a message on this topic at QoS 1 or 2 is owed to it."""
         if self.is_deep and topic == DEEP:
             return True
         return any(qos and not text.startswith("$") and matches(text, topic) for text, qos in self.filters.items())
 
 
 class Lives(RuleBasedStateMachine):
-    """See the top."""
+    """The state machine: see the module docstring."""
 
     deep_filters = 1_500
     """Filters of a session that match one topic; at most MANY."""
@@ -113,7 +114,7 @@ class Lives(RuleBasedStateMachine):
         self.broker.start()
         self.lives: dict[str, Life] = {}
         self.answered: dict[int, bool] = {}
-        """By number of a message: whether its QoS was 1 or 2, and it was answered."""
+        """By number of each answered message: whether its QoS was 1 or 2."""
         self.killed = self.in_this_run = 0
 
     # ------------------------------------------------------------ clients
@@ -130,7 +131,7 @@ class Lives(RuleBasedStateMachine):
     def connect(
         self, client_id: str, version: int, lasting: bool, clean: bool, name: int | None, will: int | None, delay: int
     ) -> None:
-        """A new session, one that goes on, or one that is taken over."""
+        """Connect: to a new session, a resumed one, or by a take-over."""
         if version == 4:
             clean = not lasting
         options: dict[str, Any] = {"clean": clean}
@@ -158,7 +159,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(client_id=st.sampled_from(IDS), how=st.sampled_from(["disconnect", "cut", "with will", "expiry 0"]))
     def leave(self, client_id: str, how: str) -> None:
-        """The connection ends; a session that does not outlive it ends with it."""
+        """End the connection; a session that does not outlive it ends with it."""
         life = self.lives.get(client_id)
         if life is None or life.client is None:
             return
@@ -192,16 +193,16 @@ class Lives(RuleBasedStateMachine):
 
     @rule(client_id=st.sampled_from(IDS), text=st.sampled_from(FILTERS), qos=st.integers(0, 2))
     def subscribe(self, client_id: str, text: str, qos: int) -> None:
-        """Anew, or in the place of what was there (which owes nothing any more if it is of QoS 0 now)."""
+        """Subscribe, or replace a subscription (which owes nothing any more if it is now of QoS 0)."""
         life, client = self._here(client_id)
         assert client.subscribe((text, qos)) == (qos,)
         life.filters[text] = qos
         if qos == 0:
-            life.owed.clear()  # those of other filters are not told apart
+            life.owed.clear()  # messages of other filters cannot be told apart
 
     @rule(client_id=st.sampled_from(IDS), identifier=st.sampled_from([1, IDENTIFIER_MAX]))
     def subscribe_deep(self, client_id: str, identifier: int) -> None:
-        """Thousands of filters, all of which match one topic."""
+        """Subscribe to thousands of filters that all match one topic."""
         life, client = self._here(client_id)
         properties = {"subscription_identifier": identifier} if life.version == 5 else {}
         deep = DEEP_FILTERS[: OF_LONGEST if len(client_id) == LONGEST else self.deep_filters]
@@ -211,7 +212,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(client_id=st.sampled_from(IDS), text=st.sampled_from(FILTERS))
     def unsubscribe(self, client_id: str, text: str) -> None:
-        """One filter; what waits because of it alone need not come."""
+        """Unsubscribe from one filter; messages queued only for it need not arrive."""
         life = self.lives.get(client_id)
         if life is None or life.client is None:
             return
@@ -228,7 +229,7 @@ class Lives(RuleBasedStateMachine):
         many=st.sampled_from([1, 1, 1, 120]),
     )
     def publish(self, topic: str, qos: int, size: int, large: bool, control: bool, many: int) -> None:
-        """By somebody with properties of the greatest length, or without."""
+        """Publish as another client, with properties of the maximum length or without."""
         properties: dict[str, Any] = {}
         if large and many == 1:
             pairs = [("k" * 30_000, "v" * 30_000)]
@@ -250,7 +251,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(client_id=st.sampled_from(IDS), acknowledges=st.booleans())
     def read(self, client_id: str, acknowledges: bool) -> None:
-        """What has come."""
+        """Read the messages that have arrived."""
         life = self.lives.get(client_id)
         if life is not None and life.client is not None:
             self._take(life, acknowledges)
@@ -283,7 +284,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 2))
     def kill_worker(self, worker: int) -> None:
-        """SIGKILL; its successor has its sessions."""
+        """Kill a worker; its successor has its sessions."""
         if self.in_this_run == KILLS_MAX:
             return
         self.killed += 1
@@ -299,7 +300,7 @@ class Lives(RuleBasedStateMachine):
         changes=st.booleans(),
     )
     def restart(self, kills: bool, workers: int, refuses: bool, queues: bool, changes: bool) -> None:
-        """In order or by SIGKILL; with other settings, and perhaps another number of workers."""
+        """Restart the broker in order or after SIGKILL; with other settings, and perhaps another number of workers."""
         if kills:
             self.broker.kill()
         else:
@@ -328,14 +329,14 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: self.broker.alive())
     def nothing_of_ours_fails(self) -> None:
-        """See the top."""
+        """Check that no worker died by itself and the log has no defect."""
         died = self.broker.logs.count('"worker_died"')
         assert died <= self.killed, self.broker.logs[-4000:]
         wrong = [line for line in self.broker.logs.splitlines() if any(f'"{each}"' in line for each in DEFECTS)]
         assert not wrong, "\n".join(line[:2000] for line in wrong)
 
     def teardown(self) -> None:
-        """Everybody comes back and gets what is owed; then the store is as it should be."""
+        """Reconnect all lasting sessions, which get the messages owed; then verify the store."""
         try:
             if self.broker.alive():
                 self._everybody_comes()

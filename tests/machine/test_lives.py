@@ -1,6 +1,4 @@
-"""`tests.machine.lives` for as long as there is time: the seeds are printed, and one alone is run again by
-`MQTTD_MACHINE_SEED=N`.
-"""
+"""Runs `tests.machine.lives` while time remains: the seeds are printed, and `MQTTD_MACHINE_SEED=N` runs one alone."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ SETTINGS = settings(
 
 
 class ManyFilters(Lives):
-    """With more filters than a callback should ever meet at once."""
+    """A session with more filters than one callback should ever process at once."""
 
     deep_filters = MANY
 
@@ -44,7 +42,7 @@ class ManyFilters(Lives):
     ids=["some", "more", "many"],
 )
 def test_what_must_always_be_so(machine: type[Lives], first: int | None, seconds: float) -> None:
-    """Some lives of clients in ten seconds, the same each time, more in a minute; many others in ten."""
+    """The invariants of `Lives` hold: the same runs in ten seconds or a minute, others each time in ten minutes."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     if first is None:
         first = time.time_ns() // 1_000_000_000

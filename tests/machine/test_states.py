@@ -1,5 +1,6 @@
-"""`tests.machine.states`: the same examples each time, more of them in `make test-all`; in `make soak` others for as
-long as there is time.
+"""Runs `tests.machine.states`: the same examples each time, more of them in `make test-all`; in `make soak` other ones
+while time remains.
+
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from broker.clients import retaining
+from tests.machine.expected import PAGE, QUEUED
 from tests.machine.states import States
 
 SETTINGS = settings(
@@ -27,6 +30,13 @@ SETTINGS = settings(
 SOAK_SECONDS = 600.0
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a few retained messages fill several pages."""
+    monkeypatch.setattr(retaining, "_PAGE", PAGE)
+    monkeypatch.setattr(retaining, "_QUEUED_MAX", QUEUED)
+
+
 @pytest.mark.parametrize("examples", [300, pytest.param(1500, marks=pytest.mark.long)])
 def test_what_must_always_be_so(examples: int) -> None:
     run_state_machine_as_test(States, settings=settings(SETTINGS, max_examples=examples))
@@ -34,7 +44,7 @@ def test_what_must_always_be_so(examples: int) -> None:
 
 @pytest.mark.soak
 def test_what_must_be_so_for_long() -> None:
-    """The seeds are printed; MQTTD_MACHINE_SEED=N runs one of them alone."""
+    """The invariants hold for many seeds, which are printed; MQTTD_MACHINE_SEED=N runs one of them alone."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     others = settings(SETTINGS, derandomize=False, max_examples=200)
     ends = time.monotonic() + SOAK_SECONDS
