@@ -28,6 +28,7 @@ from tests import wire
 from tests.kept_store import KeptStore
 from tests.wire import KINDS, Packet
 from zmq_mesh.contract import LinkLimits
+from zmq_mesh.held import Held
 from zmq_mesh.links import Link
 
 OPEN, CLOSING, CLOSED = 2, 3, 4
@@ -110,6 +111,7 @@ class Host:
         """Pairs (from, to): batches between these workers wait."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
+        self._held = [Held() for _ in range(workers)]
         for node in self.nodes:
             kept = kept_links(node.context, node.set_aside, node.peering)
             node.links = {peer: self._link(node, peer, kept) for peer in node.siblings}
@@ -153,6 +155,7 @@ class Host:
             handoff=kept.handoffs.get(peer),
             received=kept.received.get(peer, (0, 0)),
             refusals=kept.refusals.get(peer, ()),
+            held=self._held[node.index],
         )
 
     @callback("forward")
@@ -198,6 +201,7 @@ class Host:
                     moved = True
             node.router.finish_tick()
             moved = self._close_asked(node) or node.router.state.unfinished or node.router.state.divided or moved
+            moved = node.router.journal.callbacks_due or moved
             moved = self._commit(node) or moved
             self._resume(node)
             if node.peering.commit():

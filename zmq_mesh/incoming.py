@@ -15,6 +15,7 @@ from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh.contract import Events, Payload, Traffic
 from zmq_mesh.envelope import BATCH, INTEREST, LAST, REFUSAL, SKIP, SNAPSHOT, U64, WELCOME, EnvelopeError, Head
+from zmq_mesh.held import Held
 from zmq_mesh.interest import decode_changes
 
 __all__ = ["Incoming"]
@@ -41,6 +42,8 @@ class Incoming:
         events: Events,
         traffic: Traffic,
         unsaid_bytes_max: int,
+        interest_seconds_max: float,
+        held: Held,
         received: tuple[int, int],
         refusals: Iterable[tuple[int, list[tuple[int, int]]]],
     ) -> None:
@@ -58,7 +61,11 @@ class Incoming:
         self.acknowledged = 0  # the peer has received our acks of these numbers
         self.unsaid_bytes = 0
         self.owe = False  # an ack that the peer waits for is due
+        self._held = held
+        self._interest_seconds_max = interest_seconds_max
         self.interest_heard = 0
+        self.interest_acked = 0  # not before what was held when it arrived has left
+        self.interest_waits: deque[tuple[int, int, float]] = deque()  # (number, held, until) of interest not acked
         self._in_snapshot = False  # its last part has not arrived
         self.refused = deque((number, _packed(refused)) for number, refused in refusals)  # by batch
 
@@ -160,6 +167,7 @@ class Incoming:
         volatile: memoryview | None,
         part: memoryview | None,
         payloads: list[Payload],
+        now: float,
     ) -> bool:
         """Pass the next number of the stream on (or a SKIP, which may be a range that includes the next). Return
         whether interest was taken. Raises EnvelopeError.
@@ -178,9 +186,9 @@ class Incoming:
             self.committed = sequence
         self.received = sequence
         self.owe = True
-        return kind == INTEREST and self._take_interest(number, flags, part[U64.size :])
+        return kind == INTEREST and self._take_interest(number, flags, part[U64.size :], now)
 
-    def _take_interest(self, number: int, flags: int, part: memoryview) -> bool:
+    def _take_interest(self, number: int, flags: int, part: memoryview, now: float) -> bool:
         changes = list(decode_changes(part))
         if flags & SNAPSHOT:
             first, last = not self._in_snapshot, bool(flags & LAST)
@@ -191,14 +199,28 @@ class Incoming:
         else:
             self._events.interest(self._peer, changes)
         self.interest_heard = number
+        if self._held or self.interest_waits:
+            self.interest_waits.append((number, self._held.latest, now + self._interest_seconds_max))
+        else:
+            self.interest_acked = number
         return True
+
+    def ack_interest(self, now: float) -> None:
+        """Acknowledge interest that has waited: the batches that were held when it arrived are stored. A disk that
+        hangs is waited for as long as a silent peer.
+        """
+        waits = self.interest_waits
+        while waits and (self._held.are_over(waits[0][1]) or now >= waits[0][2]):
+            self.interest_acked = waits.popleft()[0]
+            self.owe = True
 
     # ------------------------------------------------------------ the peer's incarnation
 
     def end_incarnation(self) -> None:
         """Note that the incarnation is dead: nothing is due to it."""
         self.owe = False
-        self.interest_heard = 0
+        self.interest_heard = self.interest_acked = 0
+        self.interest_waits.clear()
         self._in_snapshot = False
 
     def greeted(self, stream: int, head: Head) -> bool:

@@ -42,6 +42,7 @@ from zmq_mesh.envelope import (
     Greeting,
     take_apart,
 )
+from zmq_mesh.held import Held
 from zmq_mesh.incoming import Incoming
 from zmq_mesh.interest import Publisher
 from zmq_mesh.outgoing import Outgoing
@@ -60,7 +61,7 @@ class Link:
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) of the peer's stream that this worker's store
     has committed, (0, 0) = nothing (see `position`). refusals: the stored `refusals`, as (number, [(position, reason),
-    ...]) of each batch. versions: the oldest and the newest spoken here.
+    ...]) of each batch. versions: the oldest and the newest spoken here. held: shared by all links of a worker.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Link:
         received: tuple[int, int] = (0, 0),
         refusals: Iterable[tuple[int, list[tuple[int, int]]]] = (),
         versions: tuple[int, int] = (envelope.OLDEST_VERSION, envelope.VERSION),
+        held: Held | None = None,
     ) -> None:
         self.own = own
         self.peer = peer
@@ -93,8 +95,11 @@ class Link:
         self._reconnect = reconnect
         unsaid_bytes_max = limits.peer_outbox_bytes_max // 8
         prefix = envelope.pack_prefix(own, peer, incarnation, 0)
-        self._stream = Stream(peer, incarnation, events, limits, self.traffic, handoff, now)
-        self._in = Incoming(peer, events, self.traffic, unsaid_bytes_max, received, refusals)
+        held = Held() if held is None else held
+        self._stream = Stream(peer, incarnation, events, limits, self.traffic, handoff, held, now)
+        self._in = Incoming(
+            peer, events, self.traffic, unsaid_bytes_max, limits.link_silence_seconds_max, held, received, refusals
+        )
         self._out = Outgoing(peer, self._stream, self._in, publisher, events, send, limits, self.traffic, prefix, now)
         self.submit = self._out.submit
         self.commit, self.position = self._in.commit, self._in.position
@@ -262,7 +267,7 @@ class Link:
             volatile = None
             index += payloads_volatile
         if flags & SEQUENCED and (sequence == incoming.received + 1 or kind == SKIP):
-            if incoming.deliver(kind, flags, sequence, volatile, sequenced, list(frames[index:])):
+            if incoming.deliver(kind, flags, sequence, volatile, sequenced, list(frames[index:]), now):
                 self._check_ready()
             return
         if flags & SEQUENCED:

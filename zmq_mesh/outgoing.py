@@ -210,6 +210,8 @@ class Outgoing:
         if self._stream.unsent or self.waiting:
             self.blocked = False
             self._pump()
+        if self._incoming.interest_waits:
+            self._incoming.ack_interest(self.now)
         if self._incoming.owe and not self.blocked:
             self.ack()
 
@@ -330,7 +332,7 @@ class Outgoing:
         head = HEAD.pack(
             kind, flags, refusals, volatile_part_bytes, sequenced_part_bytes, payloads_volatile, payloads_sequenced,
             frame, stream.sent if kept is None else kept.sequence, incoming.received, committed,
-            stream.acknowledged, incoming.frames_seen, incoming.interest_heard,
+            stream.acknowledged, incoming.frames_seen, incoming.interest_acked,
         )  # fmt: skip
         message: list[Buffer] = [b"".join((self.prefix, head, refused, *inline))]
         if frames:

@@ -19,6 +19,7 @@ import zmq
 from pyx.core.peer import Peer
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
 from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
+from zmq_mesh.held import Held
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 
@@ -125,6 +126,7 @@ class Mesh:
         self._inlet.bind(endpoint(runtime_dir, own))  # takes the path over from a dead predecessor
         self.fileno = cast(int, self._inlet.getsockopt(zmq.FD))
         self.links: dict[Peer, Link] = {}
+        held = Held()
         self._outlets: dict[int, _Outlet] = {}
         self._by_fileno: dict[int, Peer] = {}
         self._routes: dict[bytes, Link] = {}  # by the prefix of their messages
@@ -145,6 +147,7 @@ class Mesh:
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(refusals or {}).get(peer, ()),
+                held=held,
             )
         self._awake_at = now
         self.frames_malformed = 0

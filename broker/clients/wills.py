@@ -1,9 +1,14 @@
 """Will Messages [MQTT 5, 3.1.2.5]: published for a client whose connection ended without a normal DISCONNECT, at once
 or after its Will Delay Interval.
+
+A stored will is published again by the next worker if this one is killed before the deletion of its record is durable.
+At QoS 0 that would be once too often: such a will is published when its record is gone, and its client, if it comes
+back meanwhile, gets its CONNACK after that.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyx.core.steps import Steps
@@ -55,14 +60,23 @@ class Wills:
         details.will_handle = None
         if will is not None:
             steps = Steps()
-            steps.do(self.publish, will, session.client_id, details.username)
             steps.do(self._state_records.will_gone, session)
+            steps.do(self.publish, will, session.client_id, details.username)
             steps.finish()
 
     def publish(self, will: Will, client_id: str, username: str | None, is_known: bool = True) -> None:
-        """Publish it now, if its client still may; its Message Expiry Interval starts now. `is_known`: the client's
-        user is known.
+        """Publish it, if its client still may, after its record has been deleted in this tick or before. `is_known`:
+        the client's user is known.
         """
+        what = will, client_id, username, is_known
+        if will.qos or not self._state_records.keeps:
+            self._publish(*what)
+        else:
+            self._router.journal.when_durable(partial(self._context.guard_client, client_id, self._publish, *what))
+            self._state_records.unsettle(client_id)  # after the will: what a client may do then comes after it
+
+    def _publish(self, will: Will, client_id: str, username: str | None, is_known: bool) -> None:
+        """Publish it now; its Message Expiry Interval starts now."""
         if not self._authorising.may_leave(will, client_id, username, is_known):
             return
         router = self._router

@@ -73,7 +73,8 @@ class StateRecords:
         """
         if not self.keeps:
             return False
-        if will or client_id in self._unsettled:
+        former_will = session is not None and session.details.will is not None  # its record is deleted
+        if will or former_will or client_id in self._unsettled:
             return True
         stored = -1 if session is None else session.details.stored_expiry
         if clean:
@@ -95,9 +96,10 @@ class StateRecords:
         else:
             self.will_gone(session)
         if changed:
-            self._unsettle(session.client_id)
+            self.unsettle(session.client_id)
 
-    def _unsettle(self, client_id: str) -> None:
+    def unsettle(self, client_id: str) -> None:
+        """Let a CONNACK to this client wait until all that was recorded or deleted until now is durable."""
         token = self._unsettled[client_id] = object()
 
         def settled() -> None:
@@ -125,7 +127,7 @@ class StateRecords:
             router.journal.delete_record(schema.subscription_key(client_id, text))
         for text in session.replays or ():
             router.journal.delete_record(replay_key(client_id, text))
-        self._unsettle(client_id)
+        self.unsettle(client_id)
 
     def ends_slowly(self, session: Session) -> None:
         """Begin the same for a large session: its record marks it as ended until all of it is deleted (`clear`,
@@ -150,7 +152,7 @@ class StateRecords:
         """Delete the record of an ended session, whose subscriptions are deleted."""
         self.sessions -= 1
         self._router.journal.delete_record(schema.session_key(client_id))
-        self._unsettle(client_id)
+        self.unsettle(client_id)
 
     def _put_session(self, session: Session, disconnected: int) -> None:
         details: Details = session.details

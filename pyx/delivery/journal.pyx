@@ -11,10 +11,10 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
 from pyx.core.little_endian cimport put64
-from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, callback_begins, callback_ends, work
+from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, callback_begins, callback_ends, progress, work
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.publish_in_hand cimport PublishInHand
-from pyx.delivery.router_state cimport LAID, NAMED, NUMBER_WORKER_BITS, RouterState
+from pyx.delivery.router_state cimport LAID, NAMED, NUMBER_WORKER_BITS, RouterState, SLICE
 from pyx.matching.subscriptions cimport Filter, Matches, filter_text
 from pyx.protocol.message cimport Content
 from pyx.protocol.topics cimport topic_matches
@@ -86,16 +86,26 @@ cdef class Journal:
         callback_begins(&mark)
         self.durable_ticket = ticket
         self.state.acks_due = True
-        while self.when_stored and <uint64_t>self.when_stored[0][0] <= ticket:
+        self.call_stored()
+        if self.on_durable is not None:
+            self.on_durable()
+        callback_ends(&mark, STORED)
+
+    cdef int call_stored(self) except -1:
+        # a slice of the callbacks that are due: thousands of clients may have waited for one ticket
+        cdef uint64_t until = progress() + SLICE
+        self.callbacks_due = False
+        while self.when_stored and <uint64_t>self.when_stored[0][0] <= self.durable_ticket:
+            if progress() > until:
+                self.callbacks_due = True
+                return 0
             work(PYTHON)
             _, callback, conn = self.when_stored.popleft()
             if conn is None:
                 callback()
             else:
                 self.state.attempt(conn, callback)
-        if self.on_durable is not None:
-            self.on_durable()
-        callback_ends(&mark, STORED)
+        return 0
 
     cdef uint64_t next_ticket(self) noexcept:
         # the ticket with which all work until now will be durable; 0: it is durable
@@ -190,9 +200,10 @@ cdef class Journal:
 
     def when_durable(self, callback not None, Connection conn=None):
         """Call `callback` once, when everything stored or decided until now is durable: at once if it is, else from
-        within `durable`. `conn`: the connection that it serves, closed if the callback fails."""
+        within `durable` or a tick after it, in the order of these calls. `conn`: the connection that it serves, closed if
+        the callback fails."""
         cdef uint64_t ticket = self.next_ticket()
-        if ticket:
-            self.when_stored.append((ticket, callback, conn))
+        if ticket or self.callbacks_due:
+            self.when_stored.append((ticket or self.durable_ticket, callback, conn))
         else:
             callback()

@@ -25,7 +25,7 @@ from pyx.core.limits cimport Limits
 from pyx.core.outbox cimport outbox_reserve
 from pyx.core.timers cimport TimerWheel
 from pyx.core.work cimport (
-    ACKS, COMMIT, DEFERRED, DRAINED, FORWARD, LAZY, LOGGED, Mark, PIECE, PYTHON, TICK, VISIT, callback_begins,
+    ACKS, COMMIT, DEFERRED, DRAINED, FORWARD, LAZY, LOGGED, Mark, PIECE, PYTHON, STORED, TICK, VISIT, callback_begins,
     callback_ends, work,
 )
 from pyx.delivery.answering cimport Answering
@@ -295,6 +295,10 @@ cdef class Router:
             callback_begins(&part)
             self.state.divided = self.state.handler.work_on()
             callback_ends(&part, PIECE)
+        if self.journal.callbacks_due:
+            callback_begins(&part)
+            self.journal.call_stored()
+            callback_ends(&part, STORED)
         if self.windows.deferred_count or self.windows.awaiting.count:
             callback_begins(&part)
             self.windows.send_deferred()

@@ -254,7 +254,7 @@ cdef class Reactor:
             observe(self.counters.at, DELIVERY_DURATION, monotonic_ns() - self.state.delivered_since)
             self.state.delivered_since = 0
         if self.dispatch.carried or self.state.unfinished or self.state.divided or self.state.dirty.count or \
-                self.state.closing or self.late:
+                self.state.closing or self.late or self.router.journal.callbacks_due:
             self.again = True
         if self.connections.graveyard:
             self.connections.graveyard.clear()

@@ -22,21 +22,6 @@ def watcher(connect: Connect, version: int, topic: str) -> Client:
     return client
 
 
-def subscriber_of_retained(connect: Connect, version: int, topic: str) -> Client:
-    """Return a new subscriber that is sent the retained message of the topic. The topic's owner has a will when the
-    disk of its client's worker has it, and subscribers on that worker have it earlier: known, and shown by
-    tests/unit/broker/clients/test_held_retained.py.
-    """
-    for seconds in (1.0, 5.0, wire.DEADLINE_SECONDS):
-        late = watcher(connect, version, topic)
-        try:
-            late.kept.insert(0, late.read(seconds))
-        except TimeoutError:
-            continue
-        return late
-    raise AssertionError(f"nothing is retained on {topic}")
-
-
 def is_cleared(client: Client, topic: str) -> bool:
     """Return whether nothing is retained: then the first message after SUBACK is the one published now."""
     client.subscribe(topic)
@@ -97,11 +82,9 @@ def test_will_retain(connect: Connect, version: int, name: str, retain: bool) ->
     watching = watcher(connect, version, name)
     connect(version, will=Will(name, b"will", retain=retain, qos=1)).close()
     watching.receive(name, b"will", retain=False)
+    late = watcher(connect, version, name)
     if retain:
-        late = subscriber_of_retained(connect, version, name)
         late.receive(name, b"will", retain=True)
-    else:
-        late = watcher(connect, version, name)
     wire.expect_nothing_more(late, watching, f"{name}/marker")
 
 

@@ -39,6 +39,7 @@ from tests.simulation.clock import WallClock
 from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
+from zmq_mesh.held import Held
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 from zmq_mesh.sockets import Mesh
@@ -118,6 +119,7 @@ class SimulatedMesh(Mesh):
         self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
         self.links: dict[Peer, Link] = {}
+        held = Held()
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
@@ -133,6 +135,7 @@ class SimulatedMesh(Mesh):
                 handoff=kept.handoffs.get(peer),
                 received=kept.received.get(peer, (0, 0)),
                 refusals=kept.refusals.get(peer, ()),
+                held=held,
             )
 
 
@@ -470,7 +473,7 @@ class Worker:
                     self._flush(line)
         router.finish_tick()  # made ready by _flush; its output leaves with the next round
         self._write()
-        if router.state.closing or router.state.divided or router.state.unfinished:
+        if router.state.closing or router.state.divided or router.state.unfinished or router.journal.callbacks_due:
             self._again = True
             self.wake()
 

@@ -379,7 +379,7 @@ def test_a_will_is_judged_again_when_it_is_due(delay: int) -> None:
 def test_after_a_crash_a_will_is_judged_by_the_user_or_not_published(expiry: int, is_asked: bool) -> None:
     """The user of a session that did not last is unknown after the crash."""
     host, store = kept()
-    host.connect("client", 5, will=wire.Will("will", b"x"), expiry=expiry)
+    host.connect("client", 5, will=wire.Will("will", b"x", 1), expiry=expiry)
     host.settle()
     node = Node(0, 1, host.settings, store.after_crash(), KeptLog(), host.now_ms, START_WALL_MS)
     recovered = node.recovery.run()

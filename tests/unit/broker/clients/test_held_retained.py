@@ -28,23 +28,10 @@ def subscribing(host: Host, topic: str, worker: int) -> Peer:
     return late
 
 
-# The batch for the owner waits for the publisher's disk, the SUBACK does not. An acknowledgement of interest that waits
-# for such batches mends it (tried), and changes when a SUBACK leaves.
-MISSED = pytest.mark.xfail(
-    reason="known defect: neither live nor retained, while the disk has not taken it", strict=True
-)
-
-
 @pytest.mark.parametrize("what", ["will", "QoS 2"])
-@pytest.mark.parametrize(
-    ("worker", "owner"),
-    [
-        pytest.param(worker, owner, marks=MISSED if worker and owner else ())
-        for worker in range(WORKERS)
-        for owner in range(WORKERS)
-    ],
-)
-def test_a_subscription_made_while_it_waits_for_the_disk_gets_it(what: str, worker: int, owner: int) -> None:
+@pytest.mark.parametrize("worker", range(WORKERS))
+@pytest.mark.parametrize("owner", range(WORKERS))
+def test_a_subscription_made_while_it_waits_for_the_disk_gets_it(what: str, owner: int, worker: int) -> None:
     """Clients of the publisher's worker have it already, and may have told the subscriber."""
     stores = [KeptStore() for _ in range(WORKERS)]
     host = Host(WORKERS, stores=stores)
