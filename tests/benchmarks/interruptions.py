@@ -1,5 +1,5 @@
-"""The wait of other clients while a process of the broker is killed, stopped or replaced, and the time the broker takes
-to end.
+"""The wait of other clients while a process of the broker is killed, stopped or replaced, or passwords are checked, and
+the time the broker takes to end.
 
 Pairs of all workers to all workers publish at a steady rate. A pair is *untouched* when neither of its ends lives on
 the worker that is killed or stopped. Tests ensure on any machine that nothing is lost; this module measures the times.
@@ -7,14 +7,21 @@ the worker that is killed or stopped. Tests ensure on any machine that nothing i
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import os
+import select
 import signal
+import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests import wire
 from tests.benchmarks.ruler import Figures
 from tests.broker_process import BrokerProcess, processes_of_session
 from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on
@@ -30,6 +37,8 @@ _QUIET_SECONDS = 1.0
 _STOPPED_SECONDS = 6.0
 _PATIENCE_SECONDS = 60.0
 _AWAY_SECONDS = 1.0  # link_silence_seconds_max, peer_stall_seconds_max
+_PASSWORDS = 50
+_HASH_SECONDS = 0.05
 
 
 class _Pair:
@@ -159,3 +168,41 @@ def _ended(end: Callable[[BrokerProcess], None]) -> Figures:
         seconds = time.monotonic() - began
         broker.kill()  # no process is left: the fixture must not report a failed broker
         return {"ok": True, "end_s": seconds}
+
+
+def passwords_checked(_: Ruler) -> Figures:
+    """Median time of an answer to a connected client while passwords of 50 others, of 50 ms each, are checked."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as clients:
+        path = Path(folder) / "users"
+        slow = _iterations(_HASH_SECONDS)
+        users = {"watching": 100, **{f"slow{number}": slow for number in range(_PASSWORDS)}}
+        path.write_text("".join(f"{user}:{_hashed(iterations)}\n" for user, iterations in users.items()))
+        broker = clients.enter_context(BrokerProcess(2, ["--password-file", str(path)], store="memory"))
+
+        def client() -> wire.Client:
+            return clients.enter_context(closing(wire.Client(broker.address, 5)))
+
+        watching = client()
+        watching.connect("watching", username="watching", password=b"right")
+        logins = [client() for _ in range(_PASSWORDS)]
+        for number, login in enumerate(logins):
+            login.send(wire.connect(5, f"c{number}", username=f"slow{number}", password=b"right"))
+        answers: list[float] = []
+        while len(select.select([login.socket for login in logins], [], [], 0)[0]) < _PASSWORDS:
+            began = time.perf_counter()
+            watching.expect_silence()
+            answers.append(time.perf_counter() - began)
+        return {"ok": True, "answer_ms": 1e3 * statistics.median(answers)}
+
+
+def _iterations(seconds: float) -> int:
+    """Return the number of iterations of PBKDF2 that take about this long on this machine."""
+    began = time.perf_counter()
+    hashlib.pbkdf2_hmac("sha512", b"right", b"salt", 20_000)
+    return int(20_000 * seconds / (time.perf_counter() - began)) + 1
+
+
+def _hashed(iterations: int) -> str:
+    """Return the hash of "right" as mosquitto_passwd writes it."""
+    key = hashlib.pbkdf2_hmac("sha512", b"right", b"salt", iterations)
+    return f"$7${iterations}${base64.b64encode(b'salt').decode()}${base64.b64encode(key).decode()}"

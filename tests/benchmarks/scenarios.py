@@ -207,22 +207,23 @@ SCENARIOS: tuple[Scenario, ...] = (
         remark="kernel: of both ends, for the client runs on the same machine",
     ),
     Scenario(
-        "interruptions", "4 workers, one process killed or stopped", "",
+        "interruptions", "a process killed or stopped, passwords checked", "",
         (
             Variant("worker killed", "mqttd/4", measure=interruptions.worker_killed),
             Variant("worker stopped", "mqttd/4", measure=interruptions.worker_stopped),
             Variant("control process killed", "mqttd/4", measure=interruptions.control_killed),
             Variant("broker stopped", "mqttd/4", measure=interruptions.stopping),
             Variant("supervisor killed", "mqttd/4", measure=interruptions.supervisor_killed),
+            Variant("50 passwords checked", "mqttd/2", measure=interruptions.passwords_checked),
         ),
         (
             Target("worker killed", 500, None, "gap_ms"), Target("worker killed", 2, None, "serves_s"),
             Target("worker stopped", 500, None, "gap_ms"), Target("worker stopped", 500, None, "ack_ms"),
             Target("worker stopped", 2300, None, "ack_to_stopped_ms"),
             Target("control process killed", 500, None, "gap_ms"), Target("broker stopped", 5, None, "end_s"),
-            Target("supervisor killed", 1, None, "end_s"),
+            Target("supervisor killed", 1, None, "end_s"), Target("50 passwords checked", 20, None, "answer_ms"),
         ),
-        figures=("gap_ms", "serves_s", "ack_ms", "ack_to_stopped_ms", "end_s"), runs_max=3,
+        figures=("gap_ms", "serves_s", "ack_ms", "ack_to_stopped_ms", "end_s", "answer_ms"), runs_max=3,
         remark="pairs of all workers to all at 30/s, QoS 1; gap: of those whose ends are elsewhere",
     ),
     Scenario(

@@ -73,6 +73,7 @@ FIGURES: dict[str, tuple[str, str]] = {
     "ack_to_stopped_ms": ("ack of what goes to it", "{:.0f} ms"),
     "serves_s": ("successor serves after", "{:.2f} s"),
     "end_s": ("ended after", "{:.2f} s"),
+    "answer_ms": ("answer", "{:.2f} ms"),
     "disk_wait_pct": ("loop waits for the disk", "{:.2f} %"),
 }
 

@@ -28,6 +28,7 @@ def test_a_stopped_worker_is_measured() -> None:
         (interruptions.control_killed, "gap_ms"),
         (interruptions.stopping, "end_s"),
         (interruptions.supervisor_killed, "end_s"),
+        (interruptions.passwords_checked, "answer_ms"),
     ],
 )
 def test_each_is_measured(measure: Measure, figure: str) -> None:
