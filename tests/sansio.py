@@ -164,6 +164,8 @@ class Host:
         node.interest.seal()
         for link in node.links.values():
             link.flush(self.now)
+        for link in node.links.values():
+            link.ack_interest(self.now)
 
     # ------------------------------------------------------------ time
 

@@ -19,6 +19,8 @@ class Held:
     def __init__(self) -> None:
         self.latest = 0
         """Number of the batch that began last."""
+        self.awaited = False
+        """Whether an acknowledgement of interest may wait for one of them."""
         self._waiting: dict[int, None] = {}
 
     def __len__(self) -> int:

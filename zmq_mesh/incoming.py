@@ -201,18 +201,22 @@ class Incoming:
         self.interest_heard = number
         if self._held or self.interest_waits:
             self.interest_waits.append((number, self._held.latest, now + self._interest_seconds_max))
+            self._held.awaited = True
         else:
             self.interest_acked = number
         return True
 
-    def ack_interest(self, now: float) -> None:
-        """Acknowledge interest that has waited: the batches that were held when it arrived are stored. A disk that
-        hangs is waited for as long as a silent peer.
+    def ack_interest(self, now: float) -> bool:
+        """Take note of interest that has waited: the batches that were held when it arrived are stored. A disk that
+        hangs is waited for as long as a silent peer. Return whether an ack is due.
         """
         waits = self.interest_waits
         while waits and (self._held.are_over(waits[0][1]) or now >= waits[0][2]):
             self.interest_acked = waits.popleft()[0]
             self.owe = True
+        if waits:
+            self._held.awaited = True
+        return self.owe
 
     # ------------------------------------------------------------ the peer's incarnation
 

@@ -178,6 +178,13 @@ class Link:
             stream.unload()
         return bool(stream.unsent or out.waiting) and out.is_open and not stream.holds
 
+    def ack_interest(self, now: float) -> None:
+        """Acknowledge interest that waited for batches of this worker. Call it when all links were flushed: the batches
+        have left.
+        """
+        if self._in.interest_waits and self._in.ack_interest(now) and self._out.is_open and not self._out.blocked:
+            self._out.ack()
+
     def tick(self, now: float) -> None:
         """Check heartbeat, silence, stall and greeting. Call it at least every link_silence_seconds_max / 10."""
         out = self._out

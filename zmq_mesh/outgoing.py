@@ -210,8 +210,6 @@ class Outgoing:
         if self._stream.unsent or self.waiting:
             self.blocked = False
             self._pump()
-        if self._incoming.interest_waits:
-            self._incoming.ack_interest(self.now)
         if self._incoming.owe and not self.blocked:
             self.ack()
 

@@ -126,7 +126,7 @@ class Mesh:
         self._inlet.bind(endpoint(runtime_dir, own))  # takes the path over from a dead predecessor
         self.fileno = cast(int, self._inlet.getsockopt(zmq.FD))
         self.links: dict[Peer, Link] = {}
-        held = Held()
+        self._held = Held()
         self._outlets: dict[int, _Outlet] = {}
         self._by_fileno: dict[int, Peer] = {}
         self._routes: dict[bytes, Link] = {}  # by the prefix of their messages
@@ -147,7 +147,7 @@ class Mesh:
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(refusals or {}).get(peer, ()),
-                held=held,
+                held=self._held,
             )
         self._awake_at = now
         self.frames_malformed = 0
@@ -223,6 +223,13 @@ class Mesh:
         self._publisher.seal()
         for link in self.links.values():
             link.flush(now)
+        self._ack_interest(now)
+
+    def _ack_interest(self, now: float) -> None:
+        if self._held.awaited:
+            self._held.awaited = False
+            for link in self.links.values():
+                link.ack_interest(now)
 
     def tick(self, now: float) -> None:
         """Check heartbeats, silence and stalls."""
@@ -230,6 +237,7 @@ class Mesh:
         self._publisher.seal()
         for link in self.links.values():
             link.tick(now)
+        self._ack_interest(now)
 
     def awake(self, now: float) -> bool:
         """Return whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.

@@ -119,7 +119,7 @@ class SimulatedMesh(Mesh):
         self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
         self.links: dict[Peer, Link] = {}
-        held = Held()
+        self._held = Held()
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
@@ -135,7 +135,7 @@ class SimulatedMesh(Mesh):
                 handoff=kept.handoffs.get(peer),
                 received=kept.received.get(peer, (0, 0)),
                 refusals=kept.refusals.get(peer, ()),
-                held=held,
+                held=self._held,
             )
 
 
