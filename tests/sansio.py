@@ -27,8 +27,8 @@ from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore
 from tests.wire import KINDS, Packet
+from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import LinkLimits
-from zmq_mesh.held import Held
 from zmq_mesh.links import Link
 
 OPEN, CLOSING, CLOSED = 2, 3, 4
@@ -111,10 +111,13 @@ class Host:
         """Pairs (from, to): batches between these workers wait."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
-        self._held = [Held() for _ in range(workers)]
+        self.barriers: list[Barrier] = []
         for node in self.nodes:
             kept = kept_links(node.context, node.set_aside, node.peering)
-            node.links = {peer: self._link(node, peer, kept) for peer in node.siblings}
+            links: dict[peers.Peer, Link] = {}
+            self.barriers.append(Barrier(links, LinkLimits().link_silence_seconds_max))
+            links.update({peer: self._link(node, peer, kept) for peer in node.siblings})
+            node.links = links
             node.flush_mesh = lambda node=node: self._flush(node)  # type: ignore[misc]
         for node in self.nodes:
             for link in node.links.values():
@@ -155,17 +158,16 @@ class Host:
             handoff=kept.handoffs.get(peer),
             received=kept.received.get(peer, (0, 0)),
             refusals=kept.refusals.get(peer, ()),
-            held=self._held[node.index],
+            barrier=self.barriers[node.index],
         )
 
     @callback("forward")
     def _flush(self, node: Node) -> None:
         assert node.interest is not None
         node.interest.seal()
+        self.barriers[node.index].submitted(self.now)
         for link in node.links.values():
             link.flush(self.now)
-        for link in node.links.values():
-            link.ack_interest(self.now)
 
     # ------------------------------------------------------------ time
 
@@ -179,6 +181,7 @@ class Host:
                 node.timers.advance(self.now_ms)
                 for link in node.links.values():
                     link.tick(self.now)
+                self.barriers[node.index].look(self.now)
             self.turn()
         self.settle()
 
@@ -195,23 +198,30 @@ class Host:
         """Run one tick of every worker; return whether anything moved."""
         moved = False
         for node in self.nodes:
-            moved = node.dispatch.take_carried() or moved
-            moved = self._receive(node) or moved
-            for work in (node.replaying, node.retaining):
-                if work.has_work:
-                    work.run()
-                    moved = True
-            node.router.finish_tick()
-            moved = self._close_asked(node) or node.router.state.unfinished or node.router.state.divided or moved
-            moved = node.router.journal.callbacks_due or moved
-            moved = self._commit(node) or moved
-            self._resume(node)
-            if node.peering.commit():
-                node.forward()
-            moved = self._send(node) or moved
-            for conn in self._ended:
-                node.router.state.discard_output(conn)
-            self._ended.clear()
+            moved = self.turn_of(node) or moved
+        return moved
+
+    def turn_of(self, node: Node) -> bool:
+        """Run one tick of this worker; return whether anything moved."""
+        moved = node.dispatch.take_carried()
+        if self.hear(node):
+            moved = True
+            node.forward()
+        for work in (node.replaying, node.retaining):
+            if work.has_work:
+                work.run()
+                moved = True
+        node.router.finish_tick()
+        moved = self.close_asked(node) or node.router.state.unfinished or node.router.state.divided or moved
+        moved = node.router.journal.callbacks_due or moved
+        moved = self._commit(node) or moved
+        self._resume(node)
+        if node.peering.commit():
+            node.forward()
+        moved = self._send(node) or moved
+        for conn in self._ended:
+            node.router.state.discard_output(conn)
+        self._ended.clear()
         return moved
 
     def settle(self) -> None:
@@ -238,18 +248,19 @@ class Host:
             conn.paused = False
             node.dispatch.carry_on(conn)
 
-    def _receive(self, node: Node) -> bool:
-        moved = False
+    def hear(self, node: Node) -> bool:
+        """Let this worker's links take what has arrived; return whether there was anything."""
+        heard = False
         for peer in node.siblings:
             line = self._under_way[peer, node.index]
             while line and (peer, node.index) not in self.held:
                 node.links[peer].receive(line.popleft(), self.now)
-                moved = True
-        if moved:
-            self._flush(node)
-        return moved
+                heard = True
+        if heard:
+            self.barriers[node.index].look(self.now)
+        return heard
 
-    def _close_asked(self, node: Node) -> bool:
+    def close_asked(self, node: Node) -> bool:
         moved = False
         while node.router.state.closing:
             moved = True

@@ -135,6 +135,8 @@ class HandoffLog:
     lasts = False
     full = False
     """Whether little room is left, so that only entries that cannot stay in memory should be appended."""
+    failed = False
+    """Whether nothing can be stored at present."""
 
     def __init__(self, stream: int) -> None:
         self.stream = stream

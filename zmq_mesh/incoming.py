@@ -13,9 +13,9 @@ from typing import Final
 
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
+from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import Events, Payload, Traffic
 from zmq_mesh.envelope import BATCH, INTEREST, LAST, REFUSAL, SKIP, SNAPSHOT, U64, WELCOME, EnvelopeError, Head
-from zmq_mesh.held import Held
 from zmq_mesh.interest import decode_changes
 
 __all__ = ["Incoming"]
@@ -42,8 +42,7 @@ class Incoming:
         events: Events,
         traffic: Traffic,
         unsaid_bytes_max: int,
-        interest_seconds_max: float,
-        held: Held,
+        barrier: Barrier | None,
         received: tuple[int, int],
         refusals: Iterable[tuple[int, list[tuple[int, int]]]],
     ) -> None:
@@ -61,11 +60,9 @@ class Incoming:
         self.acknowledged = 0  # the peer has received our acks of these numbers
         self.unsaid_bytes = 0
         self.owe = False  # an ack that the peer waits for is due
-        self._held = held
-        self._interest_seconds_max = interest_seconds_max
+        self._barrier = barrier
         self.interest_heard = 0
-        self.interest_acked = 0  # not before what was held when it arrived has left
-        self.interest_waits: deque[tuple[int, int, float]] = deque()  # (number, held, until) of interest not acked
+        self.interest_acked = 0  # not before what was sent before it has arrived
         self._in_snapshot = False  # its last part has not arrived
         self.refused = deque((number, _packed(refused)) for number, refused in refusals)  # by batch
 
@@ -199,24 +196,11 @@ class Incoming:
         else:
             self._events.interest(self._peer, changes)
         self.interest_heard = number
-        if self._held or self.interest_waits:
-            self.interest_waits.append((number, self._held.latest, now + self._interest_seconds_max))
-            self._held.awaited = True
-        else:
+        if self._barrier is None:
             self.interest_acked = number
+        else:
+            self._barrier.came(self._peer, number, now)
         return True
-
-    def ack_interest(self, now: float) -> bool:
-        """Take note of interest that has waited: the batches that were held when it arrived are stored. A disk that
-        hangs is waited for as long as a silent peer. Return whether an ack is due.
-        """
-        waits = self.interest_waits
-        while waits and (self._held.are_over(waits[0][1]) or now >= waits[0][2]):
-            self.interest_acked = waits.popleft()[0]
-            self.owe = True
-        if waits:
-            self._held.awaited = True
-        return self.owe
 
     # ------------------------------------------------------------ the peer's incarnation
 
@@ -224,7 +208,8 @@ class Incoming:
         """Note that the incarnation is dead: nothing is due to it."""
         self.owe = False
         self.interest_heard = self.interest_acked = 0
-        self.interest_waits.clear()
+        if self._barrier is not None:
+            self._barrier.forget(self._peer)
         self._in_snapshot = False
 
     def greeted(self, stream: int, head: Head) -> bool:

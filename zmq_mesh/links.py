@@ -23,6 +23,7 @@ from typing import Final
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, callback, spend
 from zmq_mesh import envelope
+from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic, Undelivered
 from zmq_mesh.envelope import (
     ACK,
@@ -42,7 +43,6 @@ from zmq_mesh.envelope import (
     Greeting,
     take_apart,
 )
-from zmq_mesh.held import Held
 from zmq_mesh.incoming import Incoming
 from zmq_mesh.interest import Publisher
 from zmq_mesh.outgoing import Outgoing
@@ -61,7 +61,8 @@ class Link:
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) of the peer's stream that this worker's store
     has committed, (0, 0) = nothing (see `position`). refusals: the stored `refusals`, as (number, [(position, reason),
-    ...]) of each batch. versions: the oldest and the newest spoken here. held: shared by all links of a worker.
+    ...]) of each batch. versions: the oldest and the newest spoken here. barrier: shared by all links of a worker;
+    None: interest is acknowledged at once.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Link:
         received: tuple[int, int] = (0, 0),
         refusals: Iterable[tuple[int, list[tuple[int, int]]]] = (),
         versions: tuple[int, int] = (envelope.OLDEST_VERSION, envelope.VERSION),
-        held: Held | None = None,
+        barrier: Barrier | None = None,
     ) -> None:
         self.own = own
         self.peer = peer
@@ -95,11 +96,8 @@ class Link:
         self._reconnect = reconnect
         unsaid_bytes_max = limits.peer_outbox_bytes_max // 8
         prefix = envelope.pack_prefix(own, peer, incarnation, 0)
-        held = Held() if held is None else held
-        self._stream = Stream(peer, incarnation, events, limits, self.traffic, handoff, held, now)
-        self._in = Incoming(
-            peer, events, self.traffic, unsaid_bytes_max, limits.link_silence_seconds_max, held, received, refusals
-        )
+        self._stream = Stream(peer, incarnation, events, limits, self.traffic, handoff, now)
+        self._in = Incoming(peer, events, self.traffic, unsaid_bytes_max, barrier, received, refusals)
         self._out = Outgoing(peer, self._stream, self._in, publisher, events, send, limits, self.traffic, prefix, now)
         self.submit = self._out.submit
         self.commit, self.position = self._in.commit, self._in.position
@@ -119,6 +117,7 @@ class Link:
         self._foreign = 0  # incarnation of the peer that speaks no version of ours
         self._expected = b""  # the prefix of every valid message from the peer
         self._seen_by_peer = 0  # highest of our frames that it has seen
+        self._received_by_peer = 0  # number of our stream up to which it has everything
         self.heard_at = now
         self._hello_at = float("-inf")
 
@@ -178,12 +177,22 @@ class Link:
             stream.unload()
         return bool(stream.unsent or out.waiting) and out.is_open and not stream.holds
 
-    def ack_interest(self, now: float) -> None:
-        """Acknowledge interest that waited for batches of this worker. Call it when all links were flushed: the batches
-        have left.
+    def outstanding(self) -> int:
+        """Return the last number that the peer has to receive; 0: it has all, or is not waited for."""
+        number = self._stream.sequence
+        return number if self.lacks(number) else 0
+
+    def lacks(self, number: int) -> bool:
+        """Whether the peer is waited for and has not received that number. It is not if it is away or gone, nor if what
+        it should receive waits for a store that has failed.
         """
-        if self._in.interest_waits and self._in.ack_interest(now) and self._out.is_open and not self._out.blocked:
-            self._out.ack()
+        stream = self._stream
+        return self._received_by_peer < number and self._out.is_open and not self._out.away and not stream.cannot_store
+
+    def acknowledge_interest(self, number: int) -> None:
+        """Acknowledge the peer's interest up to this number, with the next message."""
+        self._in.interest_acked = number
+        self._in.owe = True
 
     def tick(self, now: float) -> None:
         """Check heartbeat, silence, stall and greeting. Call it at least every link_silence_seconds_max / 10."""
@@ -249,6 +258,8 @@ class Link:
         fresh = incoming.saw(frame, sequence)
         # First the peer's acks for us, then ours for it: an ack may free room that a batch will need.
         self._seen_by_peer = max(self._seen_by_peer, frames_seen)
+        if received > self._received_by_peer:
+            self._received_by_peer = received
         if acknowledged > incoming.acknowledged:
             incoming.forget_refusals(acknowledged)
         if out.flight:
@@ -337,6 +348,7 @@ class Link:
         if self._in.greeted(greeting.stream, head):
             out.prefix = self._prefix_of(self.version)
         if greeting.your_stream == stream.id and head.received <= stream.sequence:
+            self._received_by_peer = head.received
             if head.committed > stream.acknowledged:
                 out.advance(head.committed)
             if new:
@@ -475,7 +487,7 @@ class Link:
         self._expected = b""
         out.prefix = envelope.pack_prefix(self.own, self.peer, self.incarnation, 0)
         out.drop_volatile()
-        out.interest_sent = self._taken = self._interest_wanted = 0
+        out.interest_sent = self._taken = self._interest_wanted = self._received_by_peer = 0
         self._in.end_incarnation()
         self._owe_hello = False
         out.waits_for_welcome = 0

@@ -17,9 +17,9 @@ from typing import Any, Final, cast
 import zmq
 
 from pyx.core.peer import Peer
+from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
 from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
-from zmq_mesh.held import Held
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 
@@ -126,7 +126,7 @@ class Mesh:
         self._inlet.bind(endpoint(runtime_dir, own))  # takes the path over from a dead predecessor
         self.fileno = cast(int, self._inlet.getsockopt(zmq.FD))
         self.links: dict[Peer, Link] = {}
-        self._held = Held()
+        self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
         self._outlets: dict[int, _Outlet] = {}
         self._by_fileno: dict[int, Peer] = {}
         self._routes: dict[bytes, Link] = {}  # by the prefix of their messages
@@ -147,7 +147,7 @@ class Mesh:
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(refusals or {}).get(peer, ()),
-                held=self._held,
+                barrier=self._barrier,
             )
         self._awake_at = now
         self.frames_malformed = 0
@@ -163,7 +163,9 @@ class Mesh:
     def readable(self, fileno: int, now: float) -> bool:
         """Handle a readable descriptor. Return True if `receive` must be called in the next tick, without an edge."""
         if fileno == self.fileno:
-            return self.receive(now)
+            may_be_more = self.receive(now)
+            self._barrier.look(now)
+            return may_be_more
         self.look_again(now, self._by_fileno[fileno])
         return False
 
@@ -217,19 +219,13 @@ class Mesh:
         self.links[peer].writable(now)
 
     def flush(self, now: float) -> None:
-        """End a tick: seal its interest, then send what each link has. Sibling sockets that refuse are tried again when
-        their descriptor is readable.
+        """End a tick, when the links have all of it: seal its interest, then send what each link has. Sibling sockets
+        that refuse are tried again when their descriptor is readable.
         """
         self._publisher.seal()
+        self._barrier.submitted(now)
         for link in self.links.values():
             link.flush(now)
-        self._ack_interest(now)
-
-    def _ack_interest(self, now: float) -> None:
-        if self._held.awaited:
-            self._held.awaited = False
-            for link in self.links.values():
-                link.ack_interest(now)
 
     def tick(self, now: float) -> None:
         """Check heartbeats, silence and stalls."""
@@ -237,7 +233,7 @@ class Mesh:
         self._publisher.seal()
         for link in self.links.values():
             link.tick(now)
-        self._ack_interest(now)
+        self._barrier.look(now)
 
     def awake(self, now: float) -> bool:
         """Return whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.

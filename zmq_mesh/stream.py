@@ -25,7 +25,6 @@ from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic, Undelivered
 from zmq_mesh.envelope import BATCH, INTEREST, SEQUENCED, SKIP, U64, Buffer, Refusal
-from zmq_mesh.held import Held
 
 __all__ = ["Kept", "Stream"]
 
@@ -97,11 +96,9 @@ class Stream:
         limits: LinkLimits,
         traffic: Traffic,
         handoff: HandoffLog | None,
-        held: Held,
         now: float,
     ) -> None:
         self._peer = peer
-        self._held = held
         self._incarnation = incarnation
         self._events = events
         self._log_bytes_max = limits.handoff_log_bytes_max
@@ -135,6 +132,11 @@ class Stream:
     def survives(self) -> bool:
         """Whether kept batches outlive this worker, and an incarnation of the peer."""
         return self._handoff is not None
+
+    @property
+    def cannot_store(self) -> bool:
+        """Whether batches wait for a log that has failed."""
+        return bool(self.holds) and self._handoff is not None and self._handoff.failed
 
     # ------------------------------------------------------------ adding
 
@@ -314,12 +316,10 @@ class Stream:
         assert self._handoff is not None
         self._store_all()
         self.holds.append(item.sequence)
-        number = self._held.begin()
-        self._handoff.when_stored(lambda: self._let_go(item.sequence, number))
+        self._handoff.when_stored(lambda: self._let_go(item.sequence))
 
-    def _let_go(self, sequence: int, number: int) -> None:
+    def _let_go(self, sequence: int) -> None:
         """Release a batch that is stored: it is sent with the next flush."""
-        self._held.end(number)
         while self.holds and self.holds[0] <= sequence:
             self.holds.popleft()
 

@@ -64,6 +64,11 @@ class StoredHandoff(HandoffLog):
         """Implements HandoffLog."""
         return self._store.full is not None
 
+    @property
+    def failed(self) -> bool:  # type: ignore[override]  # evaluated on each access
+        """Implements HandoffLog."""
+        return self._store.failed is not None
+
     def found(self) -> Iterator[tuple[int, int, int]]:
         """Implements HandoffLog."""
         return iter(self._found)

@@ -38,6 +38,7 @@ cdef class Peers:
     cdef public object interest         # zmq_mesh.interest.Publisher, None = no siblings
     cdef list peers                     # Peer or None, by worker
     cdef public uint64_t dirty_peers    # peers with entries to take
+    cdef bint entries_added             # since `forward_now` was called; they may wait for company after it
     # peers with entries of this tick that must not be lost with this worker: QoS 2 from a publisher with a lasting
     # session (it will not resend them), or a will
     cdef uint64_t held_peers

@@ -121,6 +121,7 @@ cdef class Peers:
             if own_frame:
                 p.volatile_payloads.append(self.in_hand.hold())
         self.dirty_peers |= <uint64_t>1 << peer
+        self.entries_added = True
         self.in_hand.matched_peers |= <uint64_t>1 << peer
         self.counters.at[count.MESH_ENTRIES_SENT] += 1
         return 0
@@ -152,6 +153,7 @@ cdef class Peers:
         p.sequenced.entry(&c, ENTRY_CONTROL, NULL)
         p.sent = self.state.tick
         self.dirty_peers |= <uint64_t>1 << peer
+        self.entries_added = True
 
     def tell_unkept(self, int peer, bytes kind not None, bytes payload not None):
         """Send the same unreliably: the caller repeats it. Nothing is stored for it on either side."""
@@ -163,6 +165,7 @@ cdef class Peers:
         c.payload_len = <uint32_t>len(payload)
         self.tell_in_passing(peer, &c)
         self.dirty_peers |= <uint64_t>1 << peer
+        self.entries_added = True
 
     def take(self, int peer):
         """Return the next batch for a link to send: (volatile, sequenced, volatile payloads, sequenced payloads, tick),

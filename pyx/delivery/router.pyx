@@ -333,7 +333,7 @@ cdef class Router:
     cdef bint has_messages(self) noexcept:
         # published, recorded or addressed to a sibling since the last `finish_tick`
         return self.state.next_position != self.journal.block.first or self.journal.recorded or \
-            self.peers.dirty_peers != 0
+            self.peers.entries_added
 
     cdef int finish_log(self) except -1:
         # the whole log can be read
@@ -356,6 +356,7 @@ cdef class Router:
     cdef int forward_all(self) except -1:
         cdef Mark mark
         callback_begins(&mark)
+        self.peers.entries_added = False
         self.peers.forward_now()
         callback_ends(&mark, FORWARD)
         return 0

@@ -36,10 +36,10 @@ from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
 from tests.simulation.clock import WallClock
+from zmq_mesh.barrier import Barrier
 from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
-from zmq_mesh.held import Held
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 from zmq_mesh.sockets import Mesh
@@ -119,7 +119,7 @@ class SimulatedMesh(Mesh):
         self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
         self.links: dict[Peer, Link] = {}
-        self._held = Held()
+        self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
@@ -135,7 +135,7 @@ class SimulatedMesh(Mesh):
                 handoff=kept.handoffs.get(peer),
                 received=kept.received.get(peer, (0, 0)),
                 refusals=kept.refusals.get(peer, ()),
-                held=self._held,
+                barrier=self._barrier,
             )
 
 
@@ -548,6 +548,7 @@ class Worker:
             peer, frames = self._inbox.popleft()
             self.world.channels[peer, self.index].taken()
             self.mesh.links[sibling(peer)].receive(frames, now)
+        self.mesh._barrier.look(now)
         self._mesh_state()
         if self.node.peering.commit():
             self.node.router.peers.links_due = True

@@ -410,3 +410,22 @@ def test_the_will_of_a_client_that_ends_in_a_tick_leaves_with_it(ends: str) -> N
     sockets.host.settle()
     assert far.next("PUBLISH").payload == b"gone"
     sockets.close()
+
+
+def test_entries_that_wait_for_company_keep_no_loop_awake() -> None:
+    """The mesh may send them later, and has a timer of its own for that."""
+    sockets = Sockets(workers=2)
+    here = sockets.node
+    sockets.host.connect(client_at(1, 2, "far")).subscribe(("t", 0))
+    client, _ = sockets.open(wire.connect(4, client_at(0, 2, "near")))
+    assert client.recv(100)
+    here.router.peers.forward_now = lambda: None
+    client.sendall(wire.publish(4, "t", b"x"))
+    before = here.counters["ticks"]
+    while not here.router.peers.dirty_peers:
+        sockets.reactor.poll()
+    sockets.again = False
+    sockets.reactor.poll()
+    assert not sockets.again
+    assert here.counters["ticks"] - before < 10
+    sockets.close()

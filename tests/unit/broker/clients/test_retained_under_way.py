@@ -1,0 +1,198 @@
+"""Retained messages on their way to the owner of their topic: a subscription made meanwhile at a sibling gets them.
+Clients of the publisher's worker have them already, and may have told the subscriber.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from broker.worker.core import Node
+from pyx.core.placement import owner as owner_of
+from tests import wire
+from tests.kept_store import KeptStore
+from tests.sansio import Host, Peer
+from tests.unit.pyx.delivery.test_router import client_at
+from zmq_mesh.contract import LinkLimits
+
+WORKERS = 3
+OWNER = WORKERS - 1
+SILENCE = LinkLimits().link_silence_seconds_max
+
+
+def topic_of(owner: int, workers: int = WORKERS) -> str:
+    """Return a topic whose retained message that worker has."""
+    return next(name for number in itertools.count() if owner_of((name := f"t/{number}").encode(), workers) == owner)
+
+
+def host_with_stores(workers: int = WORKERS, **options: Any) -> tuple[Host, list[KeptStore]]:
+    stores = [KeptStore() for _ in range(workers)]
+    return Host(workers, stores=stores, **options), stores
+
+
+def client(host: Host, name: str, worker: int = 0, **options: Any) -> Peer:
+    """Return a client of that worker."""
+    return host.connect(client_at(worker, len(host.nodes), name), 5, **options)
+
+
+def subscribing(host: Host, topic: str, worker: int) -> Peer:
+    """Return a client of that worker that has sent its SUBSCRIBE."""
+    late = client(host, f"late{worker}", worker)
+    late.send(wire.subscribe(5, 1, (topic, 1)))
+    host.settle()
+    return late
+
+
+def got(peer: Peer) -> list[tuple[bytes, bool]]:
+    return [(packet.payload, packet.retain) for packet in peer.receive()]
+
+
+def sync(host: Host, store: KeptStore) -> None:
+    store.manual = False
+    store.sync()
+    host.settle()
+    host.pass_time(0.2)
+
+
+@pytest.mark.parametrize("what", ["will", "QoS 2"])
+@pytest.mark.parametrize("worker", range(WORKERS))
+@pytest.mark.parametrize("owner", range(WORKERS))
+def test_while_it_waits_for_the_disk(what: str, owner: int, worker: int) -> None:
+    host, stores = host_with_stores()
+    topic = topic_of(owner)
+    watching = client(host, "watching")
+    watching.subscribe((topic, 1))
+    if what == "will":
+        gone = client(host, "gone", will=wire.Will(topic, b"x", qos=1, retain=True))
+        stores[0].manual = True
+        host.lose(gone)
+    else:
+        publisher = client(host, "stays", clean=False, expiry=1000)
+        stores[0].manual = True
+        publisher.publish(topic, b"x", 2, retain=True)
+        host.settle()
+    assert got(watching) == [(b"x", False)]
+    late = subscribing(host, topic, worker)
+    sync(host, stores[0])
+    assert got(late) == [(b"x", True)]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("what", ["will", "publish"])
+def test_while_the_owner_hears_nothing_of_the_publishers_worker(what: str, qos: int) -> None:
+    """There is no order between two links: the question must not come before the message."""
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    watching = client(host, "watching")
+    watching.subscribe((topic, 1))
+    gone = client(host, "gone", will=wire.Will(topic, b"x", qos=qos, retain=True))
+    host.held = {(0, OWNER)}
+    if what == "will":
+        host.lose(gone)
+    else:
+        gone.publish(topic, b"x", qos, retain=True)
+        host.settle()
+    assert got(watching) == [(b"x", False)]
+    late = subscribing(host, topic, 1)
+    assert not late.packets
+    host.held = set()
+    host.settle()
+    assert late.next("SUBACK").codes == (1,)
+    assert got(late) == [(b"x", True)]
+
+
+def test_a_sibling_is_not_waited_for_longer_than_one_that_is_silent() -> None:
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    publisher = client(host, "publisher")
+    host.held = {(0, OWNER)}
+    publisher.publish(topic, b"x", 1, retain=True)
+    host.settle()
+    late = subscribing(host, topic, 1)
+    host.pass_time(SILENCE - 0.3)
+    assert not late.packets
+    host.pass_time(0.6)
+    assert late.next("SUBACK").codes == (1,)
+    assert not len(host.barriers[0])
+
+
+def test_a_store_that_has_failed_is_not_waited_for() -> None:
+    host, stores = host_with_stores()
+    topic = topic_of(OWNER)
+    gone = client(host, "gone", will=wire.Will(topic, b"x", qos=1, retain=True))
+    stores[0].manual = True
+    host.lose(gone)
+    stores[0].failed = "no disk"
+    host.settle()
+    assert subscribing(host, topic, 1).next("SUBACK").codes == (1,)
+
+
+def half_a_turn(host: Host, node: Node) -> None:
+    """Let the other workers take a turn, and this one hear them, without the end of a tick of its own."""
+    for other in host.nodes:
+        if other is not node:
+            host.turn_of(other)
+    host.hear(node)
+    for link in node.links.values():
+        link.tick(host.now)
+
+
+def test_while_a_large_block_is_appended_to_the_log() -> None:
+    """Nothing of the tick is submitted to the links until its end, but they are ticked all the same."""
+    host, _ = host_with_stores(limits={"wildcard_arrangements_max": 100_000})
+    node = host.nodes[0]
+    topic = topic_of(OWNER)
+    watching = client(host, "watching")
+    watching.subscribe((topic, 1))
+    large = client(host, "large", clean=False, expiry=1000)
+    levels = 14
+    filters = ["/".join("+" if number >> at & 1 else "a" for at in range(levels)) for number in range(8_000)]
+    for first in range(0, len(filters), 500):
+        large.send(wire.subscribe(5, large.packet_id(), *((text, 1) for text in filters[first : first + 500])))
+        host.settle()
+        host.pass_time(0.2)
+    large.disconnect()
+    gone = client(host, "gone", will=wire.Will(topic, b"x", qos=1, retain=True))
+    late = client(host, "late", 1)
+    client(host, "publisher").publish("/".join("a" * levels), b"x", 1)
+    node.router.finish_tick()
+    node.router.state.close(gone.conn, 0, "lost")
+    host.close_asked(node)
+    late.send(wire.subscribe(5, 1, (topic, 1)))
+    for _ in range(8):
+        half_a_turn(host, node)
+    assert node.router.is_laying
+    assert not late.packets
+    host.settle()
+    assert late.next("SUBACK").codes == (1,)
+    assert [payload for payload, _ in got(late)] == [b"x"]
+
+
+def test_behind_what_is_read_back_from_the_hand_off_log() -> None:
+    host, _ = host_with_stores(2, limits={"inflight_max": 1000})
+    topic = topic_of(1, 2)
+    sink, late = client(host, "sink", 1), client(host, "late", 1)
+    sink.subscribe(("fill", 1))
+    publishers = [client(host, f"publisher{number}") for number in range(8)]
+    link = host.nodes[0].links[host.nodes[1].context.own]
+    taken, link._out._send = link._out._send, lambda _: False
+    for number in range(200):
+        publishers[number % 8].publish("fill", bytes(60_000), 1)
+        host.turn()
+    publishers[0].publish(topic, b"x", 1, retain=True)
+    host.settle()
+    host.held = {(0, 1)}
+    link._out._send = taken
+    host.settle()
+    link.flush(host.now)
+    assert link._stream.unsent > 100
+    late.send(wire.subscribe(5, 1, (topic, 1)))
+    host.settle()
+    host.held = set()
+    host.settle()
+    sink.receive()
+    host.pass_time(0.5)
+    assert late.next("SUBACK").codes == (1,)
+    assert got(late) == [(b"x", True)]

@@ -1,0 +1,111 @@
+"""Acknowledgements of interest: in order, after what was there before, and never for ever."""
+
+from __future__ import annotations
+
+from pyx.core.peer import sibling
+from zmq_mesh.barrier import Barrier
+
+A, B, C = (sibling(number) for number in range(3))
+SECONDS = 2.0
+
+
+class Way:
+    """A link to a peer that has received up to `received` of `sent`."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = self.acknowledged = self.flushed = 0
+        self.is_there = True
+
+    def outstanding(self) -> int:
+        return self.sent if self.lacks(self.sent) else 0
+
+    def lacks(self, number: int) -> bool:
+        return self.is_there and self.received < number
+
+    def acknowledge_interest(self, number: int) -> None:
+        self.acknowledged = number
+
+    def flush(self, now: float) -> bool:  # noqa: ARG002
+        self.flushed += 1
+        return False
+
+
+def barrier_of() -> tuple[Barrier, Way, Way, Way]:
+    ways = Way(), Way(), Way()
+    return Barrier(dict(zip((A, B, C), ways, strict=True)), SECONDS), *ways
+
+
+def test_at_the_end_of_the_tick_if_nothing_is_outstanding() -> None:
+    barrier, a, _, _ = barrier_of()
+    barrier.came(A, 7, 0.0)
+    barrier.look(0.0)
+    assert a.acknowledged == 0, "the tick may have something that no link has yet"
+    barrier.submitted(0.0)
+    assert a.acknowledged == 7
+    assert a.flushed == 0, "it leaves with the tick"
+
+
+def test_when_all_peers_have_what_was_there_before_it() -> None:
+    barrier, a, b, c = barrier_of()
+    b.sent, c.sent = 5, 9
+    barrier.came(A, 7, 0.0)
+    barrier.submitted(0.0)
+    b.sent = c.sent = 100
+    c.received = 9
+    barrier.look(0.1)
+    assert a.acknowledged == 0
+    b.received = 5
+    barrier.look(0.1)
+    assert a.acknowledged == 7
+    assert a.flushed == 1
+    assert not len(barrier)
+
+
+def test_the_latest_of_a_tick_counts_for_all() -> None:
+    barrier, a, b, _ = barrier_of()
+    for number in range(1, 1001):
+        barrier.came(A, number, 0.0)
+        barrier.came(B, number, 0.0)
+    assert len(barrier) == 2
+    barrier.submitted(0.0)
+    assert (a.acknowledged, b.acknowledged) == (1000, 1000)
+
+
+def test_who_goes_away_is_not_waited_for() -> None:
+    barrier, a, b, _ = barrier_of()
+    b.sent = 5
+    barrier.came(A, 7, 0.0)
+    barrier.submitted(0.0)
+    b.is_there = False
+    barrier.look(0.1)
+    assert a.acknowledged == 7
+
+
+def test_nobody_is_waited_for_longer() -> None:
+    barrier, a, b, _ = barrier_of()
+    b.sent = 5
+    barrier.came(A, 7, 0.0)
+    barrier.submitted(0.0)
+    barrier.look(SECONDS - 0.1)
+    assert a.acknowledged == 0
+    barrier.look(SECONDS)
+    assert a.acknowledged == 7
+
+
+def test_also_where_no_tick_comes_to_its_end() -> None:
+    barrier, a, _, _ = barrier_of()
+    barrier.came(A, 7, 0.0)
+    barrier.look(SECONDS)
+    assert a.acknowledged == 7
+
+
+def test_a_dead_incarnation_gets_no_acknowledgement() -> None:
+    barrier, a, b, c = barrier_of()
+    c.sent = 5
+    barrier.came(A, 7, 0.0)
+    barrier.came(B, 8, 0.0)
+    barrier.submitted(0.0)
+    barrier.forget(A)
+    c.received = 5
+    barrier.look(0.1)
+    assert (a.acknowledged, b.acknowledged) == (0, 8)

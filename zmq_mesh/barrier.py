@@ -1,0 +1,103 @@
+"""Interest is acknowledged when what was sent before it has arrived.
+
+A SUBSCRIBE is answered when every sibling has acknowledged the new interest; then the owners of retained topics are
+asked. A retained message that this worker routed before it knew of the interest goes to the owner of its topic alone.
+If the question reached the owner before it, the subscriber would get the message neither live nor as a retained
+message, although clients of this worker may have it already. So an acknowledgement waits until each sibling has
+received what this worker had for it when the interest arrived: also what waits for the disk, what is read back from a
+hand-off log, and what the tick has not submitted yet.
+
+Siblings that are away or gone are not waited for, and none for longer than link_silence_seconds_max.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyx.core.peer import Peer
+
+__all__ = ["Barrier"]
+
+
+class Way(Protocol):
+    """What a link (`zmq_mesh.links`) does for the barrier."""
+
+    def outstanding(self) -> int:
+        """Return the last number that the peer has to receive; 0: it has all, or is not waited for."""
+
+    def lacks(self, number: int) -> bool:
+        """Whether the peer is waited for and has not received that number."""
+
+    def acknowledge_interest(self, number: int) -> None:
+        """Acknowledge the peer's interest up to this number, with the next message."""
+
+    def flush(self, now: float) -> bool:
+        """Send what is due."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An acknowledgement that waits. `outstanding`: numbers by link; None: the tick has not submitted everything."""
+
+    peer: Peer
+    number: int
+    until: float
+    outstanding: dict[Peer, int] | None = None
+
+
+class Barrier:
+    """The acknowledgements of interest of one worker that wait, in the order in which the interest arrived."""
+
+    def __init__(self, links: Mapping[Peer, Way], seconds_max: float) -> None:
+        self._links = links
+        self._seconds_max = seconds_max
+        self._waiting: deque[_Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def came(self, peer: Peer, number: int, now: float) -> None:
+        """Note that interest of this peer has arrived, up to this number."""
+        for each in self._waiting:
+            if each.peer == peer and each.outstanding is None:
+                each.number = number
+                return
+        self._waiting.append(_Waiting(peer, number, now + self._seconds_max))
+
+    def forget(self, peer: Peer) -> None:
+        """Note that the peer's incarnation is dead: nothing is acknowledged to it."""
+        self._waiting = deque(each for each in self._waiting if each.peer != peer)
+
+    def submitted(self, now: float) -> None:
+        """Note that links have everything that was routed until now. Their messages are flushed after this."""
+        if self._waiting:
+            for each in self._waiting:
+                if each.outstanding is None:
+                    each.outstanding = {
+                        peer: last for peer, link in self._links.items() if (last := link.outstanding())
+                    }
+            self._acknowledge(now)
+
+    def look(self, now: float) -> None:
+        """Acknowledge what has waited long enough: siblings may have received something, and time has passed."""
+        if self._waiting:
+            for peer in self._acknowledge(now):
+                self._links[peer].flush(now)
+
+    def _acknowledge(self, now: float) -> list[Peer]:
+        told = []
+        while self._waiting and (now >= self._waiting[0].until or self._has_arrived(self._waiting[0])):
+            each = self._waiting.popleft()
+            self._links[each.peer].acknowledge_interest(each.number)
+            told.append(each.peer)
+        return told
+
+    def _has_arrived(self, waiting: _Waiting) -> bool:
+        if waiting.outstanding is None:
+            return False
+        lacking = {peer: number for peer, number in waiting.outstanding.items() if self._links[peer].lacks(number)}
+        waiting.outstanding = lacking
+        return not lacking
