@@ -152,8 +152,9 @@ class Connecting:
             return
         records = self._state_records
         has_will = packet.will is not None
-        waits = records.keeps and records.promises(client_id, session, expiry, packet.clean_start, has_will)
-        if waits and self._is_refused(frees=expiry == 0 and not has_will):
+        changes = records.keeps and records.changes(session, expiry, packet.clean_start, has_will)
+        waits = changes or (records.keeps and records.is_unsettled(client_id, session))
+        if waits and self._is_refused(changes, packet.clean_start, frees=expiry == 0 and not has_will):
             self._closing.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
         if not self._capacity.for_connection(occupant is not None):
@@ -183,7 +184,7 @@ class Connecting:
         self._equip(session, entrant, expiry, username, size)
         if waits:
             conn.state = _DECIDING
-            self._router.journal.when_durable(partial(self._stored, pending), conn)
+            self._router.journal.when_durable(partial(self._stored, conn), conn)
         else:
             self._admit(pending)
 
@@ -202,9 +203,13 @@ class Connecting:
             self._closing.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
         return not wrong
 
-    def _is_refused(self, frees: bool) -> bool:
-        # while the store is behind: who waits for it with a large CONNECT would be in memory as well
-        return self._state_records.refuses(frees) or (not frees and self._back_pressure.is_store_behind)
+    def _is_refused(self, changes: bool, clean: bool, frees: bool) -> bool:
+        """Whether a CONNECT is refused that waits for the store. A stored session is resumed unless the store fails; so
+        is what frees room taken. While the store is behind: who waits with a large CONNECT would be in memory too.
+        """
+        resumes = not changes and not clean
+        is_wanted = resumes or (changes and frees)
+        return self._state_records.refuses(resumes or frees) or (not is_wanted and self._back_pressure.is_store_behind)
 
     def _refuse_quota(self, entrant: Entrant, why: str) -> None:
         self._closing.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, why, client=entrant.client_id)
@@ -260,12 +265,12 @@ class Connecting:
         if self._state_records.keeps:
             self._state_records.connected(session)
 
-    def _stored(self, pending: PendingConnack) -> None:
+    def _stored(self, conn: Connection) -> None:
         """Admit the client: the store has everything that the CONNACK promises."""
-        if not self._occupants.is_pending(pending):
-            return  # it was closed meanwhile
-        self._admit(pending)
-        self._context.dispatch.resume(pending.entrant.conn)
+        pending = self._occupants.pending(conn)
+        if pending is not None:  # else it was closed meanwhile; its CONNECT is not held until now
+            self._admit(pending)
+            self._context.dispatch.resume(conn)
 
     def _admit(self, pending: PendingConnack) -> None:
         conn, packet, session = pending.entrant.conn, pending.entrant.packet, pending.session

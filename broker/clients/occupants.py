@@ -129,9 +129,9 @@ class Occupants:
         self._open -= 1
         self._capacity.connection_ended()
 
-    def is_pending(self, pending: PendingConnack) -> bool:
-        """Whether the connection still waits."""
-        return self._awaiting.get(pending.entrant.conn) is pending
+    def pending(self, conn: Connection) -> PendingConnack | None:
+        """Return what the CONNACK of this connection waits with, if it waits."""
+        return self._awaiting.get(conn)
 
     def awaiting(self) -> list[Connection]:
         """Return the connections whose CONNACK waits for the disk."""

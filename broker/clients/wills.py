@@ -3,7 +3,8 @@ or after its Will Delay Interval.
 
 A stored will is published again by the next worker if this one is killed before the deletion of its record is durable.
 At QoS 0 that would be once too often: such a will is published when its record is gone, and its client, if it comes
-back meanwhile, gets its CONNACK after that.
+back meanwhile, gets its CONNACK after that. Only when the broker stops it is published before: nobody would be there
+later.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Wills:
         self._authorising = authorising
         self._router = context.router
         self._state_records = state_records
+        self._waiting: dict[int, tuple[Will, str, str | None, bool]] = {}
+        """Wills of QoS 0 whose record is being deleted, in their order."""
+        self._last = 0
+        self._is_stopping = False
 
     def left(self, session: Session) -> None:
         """Publish the will of a client whose connection has ended, if it has one, now or after its delay."""
@@ -68,12 +73,24 @@ class Wills:
         """Publish it, if its client still may, after its record has been deleted in this tick or before. `is_known`:
         the client's user is known.
         """
-        what = will, client_id, username, is_known
-        if will.qos or not self._state_records.keeps:
-            self._publish(*what)
-        else:
-            self._router.journal.when_durable(partial(self._context.guard_client, client_id, self._publish, *what))
-            self._state_records.unsettle(client_id)  # after the will: what a client may do then comes after it
+        if will.qos or not self._state_records.keeps or self._is_stopping:
+            self._publish(will, client_id, username, is_known)
+            return
+        self._last += 1
+        self._waiting[self._last] = will, client_id, username, is_known
+        self._router.journal.when_durable(partial(self._record_gone, self._last))
+        self._state_records.unsettle(client_id)  # after the will: what a client may do then comes after it
+
+    def stop(self) -> None:
+        """Publish those that wait for the disk, and from now on each at once: the broker stops."""
+        self._is_stopping = True
+        for number in list(self._waiting):
+            self._record_gone(number)
+
+    def _record_gone(self, number: int) -> None:
+        what = self._waiting.pop(number, None)
+        if what is not None:
+            self._context.guard_client(what[1], self._publish, *what)
 
     def _publish(self, will: Will, client_id: str, username: str | None, is_known: bool) -> None:
         """Publish it now; its Message Expiry Interval starts now."""

@@ -2,8 +2,8 @@
 
 Nothing here decides anything: connecting, subscribing, wills and the router report a change, and one record is put or
 deleted for it (`leveldb_store.format.schema` has the formats). The records of a tick are stored together with the
-messages of that tick, all or none: a will and the message that it became, the end of a session and of its
-subscriptions. `broker.worker.recovery` reads them back.
+messages of that tick, all or none: a will of QoS 1 or 2 and the message that it became, the end of a session and of
+its subscriptions. `broker.worker.recovery` reads them back.
 
     session       put when the client of a lasting session connects, and when it disconnects; deleted, with its
                   subscriptions and its window, when the session ends
@@ -67,19 +67,25 @@ class StateRecords:
         """Whether the store has the session, and so its subscriptions."""
         return self.keeps and session.details.stored_expiry >= 0
 
-    def promises(self, client_id: str, session: Session | None, expiry: int, clean: bool, will: bool) -> bool:
-        """Whether a CONNACK would promise more than the disk has: `session` is the existing one, the other arguments
-        are from the CONNECT.
+    def changes(self, session: Session | None, expiry: int, clean: bool, will: bool) -> bool:
+        """Whether a CONNECT changes what the disk has, so that its CONNACK promises more: `session` is the existing
+        one, the other arguments are from the CONNECT.
         """
         if not self.keeps:
             return False
-        former_will = session is not None and session.details.will is not None  # its record is deleted
-        if will or former_will or client_id in self._unsettled:
-            return True
         stored = -1 if session is None else session.details.stored_expiry
         if clean:
-            return stored >= 0 or expiry > 0
-        return expiry != max(stored, 0)
+            return will or stored >= 0 or expiry > 0
+        return will or expiry != max(stored, 0)
+
+    def is_unsettled(self, client_id: str, session: Session | None) -> bool:
+        """Whether a CONNACK to this client waits for earlier changes: of its session, or the deletion of a will of QoS
+        0, also of one that a take-over publishes.
+        """
+        if not self.keeps:
+            return False
+        former = None if session is None or session.connection is None else session.details.will
+        return client_id in self._unsettled or (former is not None and former.qos == 0)
 
     def connected(self, session: Session) -> None:
         """Store a session that a CONNECT has created or resumed, with its will."""

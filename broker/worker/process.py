@@ -130,7 +130,6 @@ class Worker:
         self._mesh: WorkerMesh | None = None
         self._listening = False
         self._stopping = False
-        self._wills_published = False
         self._handoffs = Handoffs(channel, self.node, self.reactor, self.log)
         self.node.hand_over = self._handoffs.hand_over
         self._memory = Memory(self.node, self.log, now)
@@ -297,6 +296,7 @@ class Worker:
         self.node.router.journal.when_durable(durable)
 
     def _say_goodbye(self, seconds: float) -> None:
+        self.node.wills.stop()
         reason, why = self.node.closing.farewell()
         self.reactor.connections.slice = _ALL_AT_ONCE
         for conn in self.reactor.all_connections():
@@ -304,16 +304,12 @@ class Worker:
                 self.node.guard(conn, self.node.closing.end_connection, conn, reason, why)
             else:
                 self.node.router.state.close(conn, AT_ONCE, "server is shutting down")
-        self.node.router.journal.when_durable(self._wills_were_published)  # those of QoS 0, that waited for the disk
         self.reactor.finish()
         deadline = self.loop.time() + min(2.0, seconds / 2)
         self._wait_for_last(deadline)
 
-    def _wills_were_published(self) -> None:
-        self._wills_published = True
-
     def _wait_for_last(self, deadline: float) -> None:
-        if (len(self.reactor) or not self._wills_published) and self.loop.time() < deadline:
+        if len(self.reactor) and self.loop.time() < deadline:
             self.loop.call_later(0.02, self._wait_for_last, deadline)
         elif not self.stopped.done():
             self.stopped.set_result(0)

@@ -32,3 +32,21 @@ def test_they_are_retained_over_a_restart(number: int, qos: int) -> None:
         got = [late.expect("PUBLISH") for _ in names]
         assert {(packet.topic, packet.payload) for packet in got} == {(f"will/{name}", name.encode()) for name in names}
         assert not broker.logged("internal_error")
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_subscribers_that_are_connected_get_them(store: str, qos: int) -> None:
+    """Connections end in the order in which they began; who subscribes began last."""
+    with BrokerProcess(1, environment={"MQTTD_STORE": store}) as broker, ExitStack() as clients:
+        for number in range(5):
+            client = clients.enter_context(closing(Client(broker.address, 5)))
+            client.connect(f"client{number}", will=Will(f"will/{number}", b"gone", qos))
+        subscriber = clients.enter_context(closing(Client(broker.address, 5)))
+        subscriber.connect("subscriber")
+        subscriber.subscribe(("will/#", 1))
+        assert broker.stop() == 0
+        assert [subscriber.expect("PUBLISH", payload=b"gone").topic for _ in range(5)] == [
+            f"will/{n}" for n in range(5)
+        ]
+        subscriber.expect("DISCONNECT", reason=0x8B)

@@ -195,15 +195,18 @@ LAG_SECONDS = 0.5
 
 def forgotten(world: World, copies: list[Delivery]) -> int:
     """Return how many copies may have arrived without DUP: a former copy was of QoS 1, and the worker was killed before
-    the disk recorded that it was sent. The message is sent again at the current QoS, which may be 2 by now. Each copy
-    from before the kill may be repeated, if it was published as often.
+    the disk recorded that it was sent; or it was of QoS 0, and sent before the message was stored (`crashed_between`).
+    The message is sent again at the current QoS, which may be higher by now. Each copy from before the kill may be
+    repeated, if it was published as often.
     """
     home = copies[0].client.home
     last = max((copy.at for copy in copies if copy.qos > 0), default=0.0)
     return sum(
         any(index == home and former.at - LAG_SECONDS <= at <= last for at, index in world.kills)
-        for former in copies[:-1]
-        if world.survives and former.qos == 1
+        if former.qos
+        else crashed_between(world, former, copy)
+        for former, copy in itertools.pairwise(copies)
+        if world.survives and former.qos < 2
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 
 from pyx.core import work
+from pyx.protocol.packets import Connect
 from tests import wire
 from tests.kept_store import KeptStore
 from tests.sansio import OPEN, Host, Peer
@@ -128,3 +130,94 @@ def test_what_waited_for_the_disk_goes_on_in_slices() -> None:
     assert late == [False], "it follows those that began to wait before"
     assert [peer.next("CONNACK").reason for peer in coming] == [0] * many
     assert len(payloads(watching)) == many
+
+
+def filled(host: Host, store: KeptStore) -> None:
+    """Let the store fall behind: it takes nothing."""
+    store.manual = True
+    filler = host.connect("filler", 5)
+    for number in range(200):
+        filler.publish(f"filler/{number}", bytes(1000), retain=True)
+        host.turn()
+    host.pass_time(0.3)
+    assert host.node.router.back_pressure.is_store_behind
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("former", ["delayed", "lost", "taken over"])
+@pytest.mark.parametrize("disk", ["full", "behind", "failed"])
+def test_a_stored_session_is_resumed_whatever_will_it_had(disk: str, former: str, qos: int) -> None:
+    """Nothing of it changes. Only the CONNACK behind a will of QoS 0 waits, and is refused while the store fails."""
+    store = KeptStore()
+    host = Host(stores=[store], limits={"store_unwritten_bytes_max": 100_000})
+    properties = {"will_delay_interval": 100} if former == "delayed" else {}
+    device = host.connect(
+        "device", 5, clean=False, expiry=1000, will=wire.Will(TOPIC, b"offline", qos, properties=properties)
+    )
+    if former != "taken over":
+        host.lose(device)
+    if disk == "behind":
+        filled(host, store)
+    else:
+        store.little_room, store.failed = "no room", "no disk" if disk == "failed" else None
+    host.pass_time(0.3)
+    again = host.open(5)
+    again.send(wire.connect(5, "device", clean=False, properties={"session_expiry_interval": 1000}))
+    host.settle()
+    host.pass_time(0.3)
+    if former == "taken over" and qos == 0 and disk == "failed":
+        assert again.next("CONNACK").reason == 0x88
+        return
+    if former == "taken over" and qos == 0 and disk == "behind":
+        assert not again.packets
+        store.manual = False
+        store.sync()
+        host.settle()
+    connack = again.next("CONNACK")
+    assert (connack.reason, connack.session_present) == (0, True)
+
+
+@pytest.mark.parametrize("disk", ["slow", "behind"])
+def test_connections_that_are_gone_hold_no_connect(disk: str) -> None:
+    """They wait behind the will, or are refused; their CONNECTs may be large."""
+    store = KeptStore()
+    host = Host(stores=[store], limits={"store_unwritten_bytes_max": 100_000})
+    device = host.connect("device", 5, will=wire.Will(TOPIC, b"offline", 0))
+    if disk == "behind":
+        filled(host, store)
+    store.manual = True
+    host.lose(device)
+    for _ in range(50):
+        again = host.open(5)
+        again.send(wire.connect(5, "device", properties={"user_property": [("k", "v" * 1000)]}))
+        host.settle()
+        host.lose(again)
+        assert [packet.reason for packet in again.packets] == ([] if disk == "slow" else [0x88])
+    gc.collect()
+    assert sum(isinstance(each, Connect) for each in gc.get_objects()) < 5
+    store.manual = False
+    store.sync()
+    host.settle()
+    assert host.connect("device", 5).session is not None
+
+
+def test_when_the_broker_stops_they_wait_for_no_disk() -> None:
+    """Those that wait come at once, in their order, and those that follow; none comes twice."""
+    store = KeptStore()
+    host = Host(stores=[store])
+    watching = watcher(host)
+    peers = [host.connect(f"gone{number}", 5, will=wire.Will(TOPIC, b"%d" % number, 0)) for number in range(4)]
+    store.manual = True
+    host.lose(peers[1])
+    host.lose(peers[0])
+    assert payloads(watching) == []
+    host.node.wills.stop()
+    host.settle()
+    assert payloads(watching) == [b"1", b"0"]
+    host.lose(peers[2])
+    assert payloads(watching) == [b"2"]
+    store.manual = False
+    store.sync()
+    host.settle()
+    host.lose(peers[3])
+    assert payloads(watching) == [b"3"]
