@@ -20,7 +20,7 @@ import pytest
 from shards.cores import usable_cores
 from tests.broker_process import ROOT
 
-JOBS_PER_CORE = 1.5
+JOBS_PER_CORE = 2
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Spark's JVMs: they end too early for the second compiler to pay, which took half of the processor time."""

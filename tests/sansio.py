@@ -181,7 +181,7 @@ class Host:
                 node.timers.advance(self.now_ms)
                 for link in node.links.values():
                     link.tick(self.now)
-                self.barriers[node.index].look(self.now)
+                self.barriers[node.index].check(self.now)
             self.turn()
         self.settle()
 
@@ -257,7 +257,7 @@ class Host:
                 node.links[peer].receive(line.popleft(), self.now)
                 heard = True
         if heard:
-            self.barriers[node.index].look(self.now)
+            self.barriers[node.index].check(self.now)
         return heard
 
     def close_asked(self, node: Node) -> bool:

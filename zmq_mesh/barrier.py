@@ -13,16 +13,18 @@ Siblings that are away or gone are not waited for, and none for longer than link
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from pyx.core.peer import Peer
+from pyx.core.work import STEP, spend
 
 __all__ = ["Barrier"]
 
 
-class Way(Protocol):
+class PeerLink(Protocol):
     """What a link (`zmq_mesh.links`) does for the barrier."""
 
     def outstanding(self) -> int:
@@ -51,7 +53,7 @@ class _Waiting:
 class Barrier:
     """The acknowledgements of interest of one worker that wait, in the order in which the interest arrived."""
 
-    def __init__(self, links: Mapping[Peer, Way], seconds_max: float) -> None:
+    def __init__(self, links: Mapping[Peer, PeerLink], seconds_max: float) -> None:
         self._links = links
         self._seconds_max = seconds_max
         self._waiting: deque[_Waiting] = deque()
@@ -59,10 +61,10 @@ class Barrier:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def came(self, peer: Peer, number: int, now: float) -> None:
+    def interest_arrived(self, peer: Peer, number: int, now: float) -> None:
         """Note that interest of this peer has arrived, up to this number."""
-        for each in self._waiting:
-            if each.peer == peer and each.outstanding is None:
+        for each in self._of_this_tick():
+            if each.peer == peer:
                 each.number = number
                 return
         self._waiting.append(_Waiting(peer, number, now + self._seconds_max))
@@ -74,25 +76,27 @@ class Barrier:
     def submitted(self, now: float) -> None:
         """Note that links have everything that was routed until now. Their messages are flushed after this."""
         if self._waiting:
-            for each in self._waiting:
-                if each.outstanding is None:
-                    each.outstanding = {
-                        peer: last for peer, link in self._links.items() if (last := link.outstanding())
-                    }
+            for each in self._of_this_tick():
+                each.outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
             self._acknowledge(now)
 
-    def look(self, now: float) -> None:
+    def _of_this_tick(self) -> Iterator[_Waiting]:
+        # at most one for each peer, at the end
+        return takewhile(lambda each: each.outstanding is None, reversed(self._waiting))
+
+    def check(self, now: float) -> None:
         """Acknowledge what has waited long enough: siblings may have received something, and time has passed."""
         if self._waiting:
             for peer in self._acknowledge(now):
                 self._links[peer].flush(now)
 
-    def _acknowledge(self, now: float) -> list[Peer]:
-        told = []
+    def _acknowledge(self, now: float) -> set[Peer]:
+        told: set[Peer] = set()
         while self._waiting and (now >= self._waiting[0].until or self._has_arrived(self._waiting[0])):
+            spend(STEP)
             each = self._waiting.popleft()
             self._links[each.peer].acknowledge_interest(each.number)
-            told.append(each.peer)
+            told.add(each.peer)
         return told
 
     def _has_arrived(self, waiting: _Waiting) -> bool:

@@ -199,7 +199,7 @@ class Incoming:
         if self._barrier is None:
             self.interest_acked = number
         else:
-            self._barrier.came(self._peer, number, now)
+            self._barrier.interest_arrived(self._peer, number, now)
         return True
 
     # ------------------------------------------------------------ the peer's incarnation

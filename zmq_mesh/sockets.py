@@ -164,7 +164,7 @@ class Mesh:
         """Handle a readable descriptor. Return True if `receive` must be called in the next tick, without an edge."""
         if fileno == self.fileno:
             may_be_more = self.receive(now)
-            self._barrier.look(now)
+            self._barrier.check(now)
             return may_be_more
         self.look_again(now, self._by_fileno[fileno])
         return False
@@ -233,7 +233,7 @@ class Mesh:
         self._publisher.seal()
         for link in self.links.values():
             link.tick(now)
-        self._barrier.look(now)
+        self._barrier.check(now)
 
     def awake(self, now: float) -> bool:
         """Return whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.

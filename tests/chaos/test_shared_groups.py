@@ -144,7 +144,7 @@ def counters(broker: BrokerProcess) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "strategy", [*STRATEGIES[:2], *(pytest.param(each, marks=pytest.mark.long) for each in STRATEGIES[2:])]
+    "strategy", [STRATEGIES[0], *(pytest.param(each, marks=pytest.mark.long) for each in STRATEGIES[1:])]
 )
 def test_members_come_and_go_and_a_worker_is_killed(
     start_broker: StartBroker, crowd_of: OpenCrowd, tmp_path: Path, strategy: str, record_property: Record

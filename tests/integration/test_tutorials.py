@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="they are mqttd's")
 TUTORIALS = ROOT / "docs" / "tutorials"
 
 
-@pytest.mark.parametrize("name", ["first-broker", "first-replay", "first-load-test"])
+@pytest.mark.parametrize(
+    "name", ["first-broker", "first-replay", pytest.param("first-load-test", marks=pytest.mark.long)]
+)
 def test_the_tutorial_runs(name: str, tmp_path: Path) -> None:
     assert follow(TUTORIALS / f"{name}.md", tmp_path) >= 6
 

@@ -54,9 +54,11 @@ CONNECT_SECONDS: Final = "5"
 
 @pytest.fixture(scope="module")
 def runs(
-    mosquitto: Mosquitto, tmp_path_factory: pytest.TempPathFactory
+    mosquitto: Mosquitto, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str, str], Future[Report]]]:
-    """``runs(broker, scenario)``: a started run."""
+    """``runs(broker, scenario)``: a started run. Those that no selected test looks at are not started."""
+    specifications = [getattr(item, "callspec", None) for item in request.session.items if item.path == Path(__file__)]
+    against = {each.params.get("report_of") for each in specifications if each is not None}
     directory = tmp_path_factory.mktemp("scenarios")
     restarting = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
     bounds = {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": CONNECT_SECONDS}
@@ -72,8 +74,7 @@ def runs(
         urls["wss"] = mosquitto.url("wss")
         trust = f"--cafile {mosquitto.directory}/ca.pem"
         urls["restarting"] = f"mqtt://127.0.0.1:{restarting.address[1]}"
-        usual = {(kind, scenario): text for scenario, text in RUNS.items() for kind in ("mqttd", "mosquitto")}
-        more = {
+        planned = {(kind, scenario): text for scenario, text in RUNS.items() for kind in ("mqttd", "mosquitto")} | {
             ("restarting", "RollingRestart"): f"{RESTART} --metrics http://{host}:{port}",
             ("mqttd", "HostileClients"): HOSTILE,
             ("mosquitto", "HostileClients"): f"{HOSTILE} --attacks all,{UNBOUNDED}",
@@ -83,20 +84,21 @@ def runs(
         }
         started: dict[tuple[str, str], Future[Report]] = {}
         # the mix uses the topics of all scenarios: it runs before them
-        for part in ({key for key in more if not key[1]}, {key for key in {**more, **usual} if key[1]}):
-            for kind, scenario in part:
-                started[kind, scenario] = pool.submit(
-                    locust, directory / f"{kind}-{scenario}", urls[kind], *{**more, **usual}[kind, scenario].split(),
-                    "--patience", PATIENCE, "--client-prefix", f"{kind}-{scenario}-", *filter(None, [scenario]),
-                )  # fmt: skip
-            if part <= more.keys():
+        for is_mix in (True, False):
+            for (kind, scenario), arguments in planned.items():
+                if is_mix == (not scenario) and (kind in against or kind not in ("mqttd", "mosquitto")):
+                    started[kind, scenario] = pool.submit(
+                        locust, directory / f"{kind}-{scenario}", urls[kind], *arguments.split(),
+                        "--patience", PATIENCE, "--client-prefix", f"{kind}-{scenario}-", *filter(None, [scenario]),
+                    )  # fmt: skip
+            if is_mix:
                 wait(started.values())
         yield lambda kind, scenario: started[kind, scenario]
         for each in started.values():
             each.cancel()
 
 
-@pytest.fixture(params=["mqttd", "mosquitto"])
+@pytest.fixture(params=["mqttd", pytest.param("mosquitto", marks=pytest.mark.long)])
 def report_of(request: pytest.FixtureRequest, runs: Callable[[str, str], Future[Report]]) -> Callable[[str], Report]:
     """``report_of(scenario)``: the report of a run without failures and with no condition true."""
 

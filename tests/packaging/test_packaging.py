@@ -195,6 +195,7 @@ def requirements(extra: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     """Without a compiler the pure parts install, and ``mqttd`` says in one line why it cannot start."""
     target = tmp_path / "installed"

@@ -548,7 +548,7 @@ class Worker:
             peer, frames = self._inbox.popleft()
             self.world.channels[peer, self.index].taken()
             self.mesh.links[sibling(peer)].receive(frames, now)
-        self.mesh._barrier.look(now)
+        self.mesh._barrier.check(now)
         self._mesh_state()
         if self.node.peering.commit():
             self.node.router.peers.links_due = True

@@ -76,6 +76,7 @@ def test_the_demo_counts_what_its_fleet_has_published(spark: SparkSession, worke
     )
 
 
+@pytest.mark.long
 def test_the_walkthrough_of_the_documentation_runs(
     spark: SparkSession, worked: Worked, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ A, B, C = (sibling(number) for number in range(3))
 SECONDS = 2.0
 
 
-class Way:
+class FakeLink:
     """A link to a peer that has received up to `received` of `sent`."""
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class Way:
         return False
 
 
-def barrier_of() -> tuple[Barrier, Way, Way, Way]:
-    ways = Way(), Way(), Way()
-    return Barrier(dict(zip((A, B, C), ways, strict=True)), SECONDS), *ways
+def barrier_of() -> tuple[Barrier, FakeLink, FakeLink, FakeLink]:
+    links = FakeLink(), FakeLink(), FakeLink()
+    return Barrier(dict(zip((A, B, C), links, strict=True)), SECONDS), *links
 
 
 def test_at_the_end_of_the_tick_if_nothing_is_outstanding() -> None:
     barrier, a, _, _ = barrier_of()
-    barrier.came(A, 7, 0.0)
-    barrier.look(0.0)
+    barrier.interest_arrived(A, 7, 0.0)
+    barrier.check(0.0)
     assert a.acknowledged == 0, "the tick may have something that no link has yet"
     barrier.submitted(0.0)
     assert a.acknowledged == 7
@@ -48,14 +48,14 @@ def test_at_the_end_of_the_tick_if_nothing_is_outstanding() -> None:
 def test_when_all_peers_have_what_was_there_before_it() -> None:
     barrier, a, b, c = barrier_of()
     b.sent, c.sent = 5, 9
-    barrier.came(A, 7, 0.0)
+    barrier.interest_arrived(A, 7, 0.0)
     barrier.submitted(0.0)
     b.sent = c.sent = 100
     c.received = 9
-    barrier.look(0.1)
+    barrier.check(0.1)
     assert a.acknowledged == 0
     b.received = 5
-    barrier.look(0.1)
+    barrier.check(0.1)
     assert a.acknowledged == 7
     assert a.flushed == 1
     assert not len(barrier)
@@ -64,8 +64,8 @@ def test_when_all_peers_have_what_was_there_before_it() -> None:
 def test_the_latest_of_a_tick_counts_for_all() -> None:
     barrier, a, b, _ = barrier_of()
     for number in range(1, 1001):
-        barrier.came(A, number, 0.0)
-        barrier.came(B, number, 0.0)
+        barrier.interest_arrived(A, number, 0.0)
+        barrier.interest_arrived(B, number, 0.0)
     assert len(barrier) == 2
     barrier.submitted(0.0)
     assert (a.acknowledged, b.acknowledged) == (1000, 1000)
@@ -74,38 +74,38 @@ def test_the_latest_of_a_tick_counts_for_all() -> None:
 def test_who_goes_away_is_not_waited_for() -> None:
     barrier, a, b, _ = barrier_of()
     b.sent = 5
-    barrier.came(A, 7, 0.0)
+    barrier.interest_arrived(A, 7, 0.0)
     barrier.submitted(0.0)
     b.is_there = False
-    barrier.look(0.1)
+    barrier.check(0.1)
     assert a.acknowledged == 7
 
 
 def test_nobody_is_waited_for_longer() -> None:
     barrier, a, b, _ = barrier_of()
     b.sent = 5
-    barrier.came(A, 7, 0.0)
+    barrier.interest_arrived(A, 7, 0.0)
     barrier.submitted(0.0)
-    barrier.look(SECONDS - 0.1)
+    barrier.check(SECONDS - 0.1)
     assert a.acknowledged == 0
-    barrier.look(SECONDS)
+    barrier.check(SECONDS)
     assert a.acknowledged == 7
 
 
 def test_also_where_no_tick_comes_to_its_end() -> None:
     barrier, a, _, _ = barrier_of()
-    barrier.came(A, 7, 0.0)
-    barrier.look(SECONDS)
+    barrier.interest_arrived(A, 7, 0.0)
+    barrier.check(SECONDS)
     assert a.acknowledged == 7
 
 
 def test_a_dead_incarnation_gets_no_acknowledgement() -> None:
     barrier, a, b, c = barrier_of()
     c.sent = 5
-    barrier.came(A, 7, 0.0)
-    barrier.came(B, 8, 0.0)
+    barrier.interest_arrived(A, 7, 0.0)
+    barrier.interest_arrived(B, 8, 0.0)
     barrier.submitted(0.0)
     barrier.forget(A)
     c.received = 5
-    barrier.look(0.1)
+    barrier.check(0.1)
     assert (a.acknowledged, b.acknowledged) == (0, 8)
