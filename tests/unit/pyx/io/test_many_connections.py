@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from pyx.core.work import STEP, spend
 from tests import wire
 from tests.unit.pyx.io.test_reactor import Sockets, taken
 
-OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000}
+OPEN: dict[str, Any] = {"filters_per_second_max": 0, "tick_filters_max": 100_000}
 
 
 @pytest.fixture

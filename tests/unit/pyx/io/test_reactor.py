@@ -8,15 +8,19 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pyx.core import work
+from pyx.core.work import spend
 from pyx.delivery.connection import Connection
 from pyx.io.epoll import Epoll
 from pyx.io.poller import Poller
 from pyx.io.reactor import Reactor
 from tests import wire
+from tests.kept_store import KeptStore
 from tests.sansio import CLOSED, Host
 from tests.unit.adapters.poller_adapter import Poll
 from tests.unit.pyx.delivery.test_router import client_at
@@ -27,8 +31,10 @@ class Sockets:
     the others have no reactor (`Host.settle`).
     """
 
-    def __init__(self, poller: Poller | None = None, workers: int = 1, **limits: int) -> None:
-        self.host = Host(workers, limits=limits)
+    def __init__(
+        self, poller: Poller | None = None, workers: int = 1, stores: list[KeptStore] | None = None, **limits: int
+    ) -> None:
+        self.host = Host(workers, stores=stores, limits=limits)
         self.node = self.host.node
         self.again = False
         self.reactor = Reactor(self.node.router, self.node.dispatch, poller)
@@ -428,4 +434,30 @@ def test_entries_that_wait_for_company_keep_no_loop_awake() -> None:
     sockets.reactor.poll()
     assert not sockets.again
     assert here.counters["ticks"] - before < 10
+    sockets.close()
+
+
+def test_callbacks_that_wait_for_the_next_slice_keep_the_loop_awake() -> None:
+    store = KeptStore()
+    sockets = Sockets(stores=[store])
+    journal = sockets.node.router.journal
+    called: list[int] = []
+
+    def callback(number: int) -> None:
+        spend(work.BOUND)
+        called.append(number)
+
+    store.manual = True
+    journal.put_record(b"key", b"value")
+    for number in range(5):
+        journal.when_durable(partial(callback, number))
+    sockets.reactor.finish()
+    assert not called
+    journal.durable(store.sync())
+    assert called == [0]
+    sockets.reactor.finish()
+    assert sockets.again
+    journal.when_durable(partial(callback, 5))
+    sockets.poll()
+    assert called == [0, 1, 2, 3, 4, 5]
     sockets.close()
