@@ -56,10 +56,8 @@ class Barrier:
     def __init__(self, links: Mapping[Peer, PeerLink], seconds_max: float) -> None:
         self._links = links
         self._seconds_max = seconds_max
-        self._waiting: deque[_Waiting] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: deque[_Waiting] = deque()
+        """Empty as a rule: callers look before they call."""
 
     def interest_arrived(self, peer: Peer, number: int, now: float) -> None:
         """Note that interest of this peer has arrived, up to this number."""
@@ -67,34 +65,32 @@ class Barrier:
             if each.peer == peer:
                 each.number = number
                 return
-        self._waiting.append(_Waiting(peer, number, now + self._seconds_max))
+        self.waiting.append(_Waiting(peer, number, now + self._seconds_max))
 
     def forget(self, peer: Peer) -> None:
         """Note that the peer's incarnation is dead: nothing is acknowledged to it."""
-        self._waiting = deque(each for each in self._waiting if each.peer != peer)
+        self.waiting = deque(each for each in self.waiting if each.peer != peer)
 
     def submitted(self, now: float) -> None:
         """Note that links have everything that was routed until now. Their messages are flushed after this."""
-        if self._waiting:
-            for each in self._of_this_tick():
-                each.outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
-            self._acknowledge(now)
+        for each in self._of_this_tick():
+            each.outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
+        self._acknowledge(now)
 
     def _of_this_tick(self) -> Iterator[_Waiting]:
         # at most one for each peer, at the end
-        return takewhile(lambda each: each.outstanding is None, reversed(self._waiting))
+        return takewhile(lambda each: each.outstanding is None, reversed(self.waiting))
 
     def check(self, now: float) -> None:
         """Acknowledge what has waited long enough: siblings may have received something, and time has passed."""
-        if self._waiting:
-            for peer in self._acknowledge(now):
-                self._links[peer].flush(now)
+        for peer in self._acknowledge(now):
+            self._links[peer].flush(now)
 
     def _acknowledge(self, now: float) -> set[Peer]:
         told: set[Peer] = set()
-        while self._waiting and (now >= self._waiting[0].until or self._has_arrived(self._waiting[0])):
+        while self.waiting and (now >= self.waiting[0].until or self._has_arrived(self.waiting[0])):
             spend(STEP)
-            each = self._waiting.popleft()
+            each = self.waiting.popleft()
             self._links[each.peer].acknowledge_interest(each.number)
             told.add(each.peer)
         return told

@@ -136,15 +136,6 @@ class Incoming:
 
     # ------------------------------------------------------------ messages received
 
-    def saw(self, frame: int, sequence: int) -> bool:
-        """Note a message's frame number and the highest sequence sent; return False for a frame seen before."""
-        if sequence > self.highest:
-            self.highest = sequence
-        if frame <= self.frames_seen:
-            return False
-        self.frames_seen = frame
-        return True
-
     def count(self, frames: Sequence[Payload], volatile: bool) -> None:
         """Count a message; `volatile`: it has a part without a number."""
         nbytes = len(frames[0])

@@ -169,7 +169,9 @@ class Link:
             self._say_welcome()
         if self._owe_hello and not out.blocked:
             self._say_hello()
-        if out.is_open:
+        if out.is_open and (
+            self._in.owe or stream.unsent or out.waiting or out.interest_sent != self._publisher.number
+        ):
             out.flush()
         if stream.done or stream.over or stream.released >= 0:
             stream.tell_done()
@@ -246,18 +248,20 @@ class Link:
             return
         stream, incoming, out = self._stream, self._in, self._out
         if kind > SKIP or committed > stream.sequence or received > stream.sequence or frames_seen > out.frame:
-            raise EnvelopeError(
-                f"peer {self.peer}: kind {kind}, acks {received}, {committed} of {stream.sequence} sent"
-            )
+            raise EnvelopeError(f"{self.peer}: kind {kind}, acks {received}, {committed} of {stream.sequence} sent")
         volatile, sequenced, index = take_apart(
             first, frames, HEAD_END + REFUSAL.size * refusals, flags, volatile_bytes, sequenced_bytes,
             payloads_volatile + payloads_sequenced,
         )  # fmt: skip
-
         self.heard_at = out.now = now
-        fresh = incoming.saw(frame, sequence)
+        fresh = frame > incoming.frames_seen
+        if fresh:
+            incoming.frames_seen = frame
+        if sequence > incoming.highest:
+            incoming.highest = sequence
         # First the peer's acks for us, then ours for it: an ack may free room that a batch will need.
-        self._seen_by_peer = max(self._seen_by_peer, frames_seen)
+        if frames_seen > self._seen_by_peer:
+            self._seen_by_peer = frames_seen
         if received > self._received_by_peer:
             self._received_by_peer = received
         if acknowledged > incoming.acknowledged:

@@ -100,9 +100,9 @@ class Outgoing:
         entries_volatile: int = -1,
         entries_sequenced: int = -1,
         hold: bool = False,
-    ) -> None:
+    ) -> bool:
         """Send a batch (at most one per tick). The link owns the buffers, lists and payloads from now on: the caller
-        must not change them.
+        must not change them. Return whether the outbox is full.
 
         ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: number of entries of the
         parts, -1 = counted by the link if it has to drop them. hold: the sequenced part is stored in the hand-off log
@@ -140,9 +140,10 @@ class Outgoing:
                 stream.unsent += 1
             if volatile is not None:
                 self._wait(volatile, payloads_volatile, volatile_bytes, entries_volatile)
-        if not self.full and self.outbox_bytes >= self._outbox_bytes_max and not self.away:
+        if not self.full and stream.outbox_bytes + self._volatile_bytes >= self._outbox_bytes_max and not self.away:
             self.full = True
             self.full_since = self.now
+        return self.full
 
     # ------------------------------------------------------------ without a number
 

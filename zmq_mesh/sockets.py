@@ -164,7 +164,8 @@ class Mesh:
         """Handle a readable descriptor. Return True if `receive` must be called in the next tick, without an edge."""
         if fileno == self.fileno:
             may_be_more = self.receive(now)
-            self._barrier.check(now)
+            if self._barrier.waiting:
+                self._barrier.check(now)
             return may_be_more
         self.look_again(now, self._by_fileno[fileno])
         return False
@@ -223,7 +224,8 @@ class Mesh:
         that refuse are tried again when their descriptor is readable.
         """
         self._publisher.seal()
-        self._barrier.submitted(now)
+        if self._barrier.waiting:
+            self._barrier.submitted(now)
         for link in self.links.values():
             link.flush(now)
 

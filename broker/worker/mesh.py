@@ -79,6 +79,8 @@ class WorkerMesh:
             refusals=kept.refusals,
             drain_bytes_max=limits.tick_peer_bytes_max,
         )
+        self.is_awake = self._mesh.awake
+        """Whether clients may be served at this time: not after a pause, until siblings have answered (`receive`)."""
         node.links = self._mesh.links
         self._mesh.is_busy = node.router.state.is_round_over
         self._mesh.is_full = node.peering.is_full
@@ -101,12 +103,9 @@ class WorkerMesh:
         """Number of malformed frames from siblings, since the start."""
         return self._mesh.frames_malformed
 
-    def awake(self) -> bool:
-        """Whether clients may be served: not after a pause, until siblings, which are heard now, have answered."""
-        if self._mesh.awake(time.monotonic()):
-            return True
+    def receive(self) -> None:
+        """Hear siblings out of turn."""
         self._readable(self._mesh.fileno)
-        return False
 
     def tick(self, now: float) -> None:
         """Advance the time."""

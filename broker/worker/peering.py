@@ -272,9 +272,10 @@ class Peering:
     def _submit(self, peer: Peer, hold: bool = False) -> None:
         """Submit the tick's entries for that sibling to its link."""
         link = self._context.links.get(peer)
+        is_full = False
         while (taken := self._router.peers.take(peer)) is not None and link is not None:
             volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
-            link.submit(
+            is_full = link.submit(
                 volatile,
                 sequenced,
                 payloads_volatile,
@@ -284,7 +285,7 @@ class Peering:
                 sequenced.entry_count if sequenced is not None else 0,
                 hold,
             )
-        if link is not None and link.full:
+        if is_full:
             self._router.peers.peer_full(peer, True)
 
     # ------------------------------------------------------------ acks

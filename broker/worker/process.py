@@ -339,7 +339,8 @@ class Worker:
     def _poll(self) -> None:
         if self.stopped.done():
             return
-        if self._mesh is not None and not self._mesh.awake():
+        if self._mesh is not None and not self._mesh.is_awake(time.monotonic()):
+            self._mesh.receive()
             return
         self.reactor.poll()
 
@@ -383,7 +384,8 @@ class Worker:
 
     @callback("handoff")
     def _on_handoff(self) -> None:
-        if self._mesh is not None and not self._mesh.awake():
+        if self._mesh is not None and not self._mesh.is_awake(time.monotonic()):
+            self._mesh.receive()
             return
         self._handoffs.take_in()
 

@@ -319,7 +319,7 @@ cdef class Router:
             if self.journal.laid is None:
                 if self.state.ready.count:
                     self.backlog.serve_ready()
-                if self.peers.dirty_peers:
+                if self.peers.entries_added:
                     self.forward_all()      # requests for retained messages, sent after their SUBACK
         if self.state.drained:
             callback_begins(&part)
@@ -349,7 +349,7 @@ cdef class Router:
         if self.journal.recorded or self.journal.archive_due:
             self.commit()
         self.state.clock.tell()
-        if self.peers.dirty_peers or self.peers.links_due:
+        if self.peers.entries_added or self.peers.links_due:
             self.forward_all()
         return 0
 

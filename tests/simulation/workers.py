@@ -238,7 +238,7 @@ class Worker:
 
     def _shares(self) -> list[bytes]:
         """Return the payloads that this worker's memory holds for share groups: in sessions, links and unsent batches.
-        (survives: in sessions that end with their connection, and payloads that were never acknowledged.)
+        (survives: in sessions that end with their connection, and on the way from such a session to another member.)
         """
         node = self.node
         shares = [
@@ -248,9 +248,12 @@ class Worker:
             for m, _, shared in session.held()
             if shared
         ]
-        if self.world.survives:
-            return shares
-        kept = [item for link in self.mesh.links.values() for item in link._stream.kept if item.kind == BATCH]
+        kept = [
+            item
+            for link in self.mesh.links.values()
+            for item in link._stream.kept
+            if item.kind == BATCH and not (self.world.survives and item.stored)
+        ]
         parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
         for peer in node.siblings:
             taken = node.router.peers.take(peer)

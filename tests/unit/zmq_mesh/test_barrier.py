@@ -58,7 +58,7 @@ def test_when_all_peers_have_what_was_there_before_it() -> None:
     barrier.check(0.1)
     assert a.acknowledged == 7
     assert a.flushed == 1
-    assert not len(barrier)
+    assert not barrier.waiting
 
 
 def test_the_latest_of_a_tick_counts_for_all() -> None:
@@ -66,7 +66,7 @@ def test_the_latest_of_a_tick_counts_for_all() -> None:
     for number in range(1, 1001):
         barrier.interest_arrived(A, number, 0.0)
         barrier.interest_arrived(B, number, 0.0)
-    assert len(barrier) == 2
+    assert len(barrier.waiting) == 2
     barrier.submitted(0.0)
     assert (a.acknowledged, b.acknowledged) == (1000, 1000)
 

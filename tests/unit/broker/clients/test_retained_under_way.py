@@ -115,7 +115,7 @@ def test_a_sibling_is_not_waited_for_longer_than_one_that_is_silent() -> None:
     assert not late.packets
     host.pass_time(0.6)
     assert late.next("SUBACK").codes == (1,)
-    assert not len(host.barriers[0])
+    assert not host.barriers[0].waiting
 
 
 def test_a_store_that_has_failed_is_not_waited_for() -> None:
