@@ -248,11 +248,13 @@ class Worker:
             for m, _, shared in session.held()
             if shared
         ]
+        streams = [link._stream for link in self.mesh.links.values()]
         kept = [
             item
-            for link in self.mesh.links.values()
-            for item in link._stream.kept
-            if item.kind == BATCH and not (self.world.survives and item.stored)
+            for stream in streams
+            for item in stream.kept
+            if item.kind == BATCH
+            if not (self.world.survives and item.stored and item.sequence < (stream.holds or [item.sequence + 1])[0])
         ]
         parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
         for peer in node.siblings:
