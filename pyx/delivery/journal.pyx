@@ -200,8 +200,8 @@ cdef class Journal:
 
     def when_durable(self, callback not None, Connection conn=None):
         """Call `callback` once, when everything stored or decided until now is durable: at once if it is, else from
-        within `durable` or a tick after it, in the order of these calls. `conn`: the connection that it serves, closed if
-        the callback fails."""
+        within `durable` or a tick after it, in the order of these calls. `conn`: the connection that it serves, closed
+        if the callback fails."""
         cdef uint64_t ticket = self.next_ticket()
         if ticket or self.callbacks_due:
             self.when_stored.append((ticket or self.durable_ticket, callback, conn))

@@ -47,8 +47,8 @@ cdef class Peers:
     cdef uint64_t unsure_peers          # may have unknown interest: they get every publish at QoS 1 or 2
     cdef uint64_t live_for_interest     # SUBACKs wait for them: live and not away
     cdef list paused                    # connections not read because of full_peers
-    # called at the end of a tick with new entries for peers (dirty_peers), or with other messages of links: interest, acks,
-    # news of stored entries
+    # called at the end of a tick with new entries for peers (dirty_peers), or with other messages of links: interest,
+    # acks, news of stored entries
     cdef public object forward_now
     cdef public bint links_due
     cdef int pause(self, Connection conn) except -1

@@ -238,6 +238,8 @@ class States(RuleBasedStateMachine):
                 elif state.expires <= self.host.now_ms + 1000:
                     state.expires = None
                     self._close_call(state)
+                    self._pass(0)  # the time has passed for the others, too
+                    break
 
     def _close_call(self, state: State) -> None:
         # less than the timers' own step decides whether it has expired: another second later it has
