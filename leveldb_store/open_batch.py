@@ -5,7 +5,7 @@ While the disk refuses writes, only the last value of each record is kept: so th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from leveldb_store.engine.database import Database, WriteBatch
 from leveldb_store.event_log import EventLog
@@ -26,6 +26,11 @@ class Held:
     def put(self, key: bytes, value: bytes) -> None:
         """As of a plyvel.WriteBatch."""
         self._set(key, value)
+
+    def put_all(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put these (key, value) records."""
+        for key, value in records:
+            self._set(key, value)
 
     def delete(self, key: bytes) -> None:
         """As of a plyvel.WriteBatch."""

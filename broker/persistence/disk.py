@@ -98,17 +98,17 @@ class Disk:
             self._router.back_pressure.set_store_full(context.index, full is not None)
             self._tell(_FULL if full is not None else _ROOM)
         self._full = full
-        self._look_at_unwritten()
+        if self._is_behind:
+            self._look_at_unwritten()
 
     def store_unwritten(self) -> None:
         """Pause the clients that would add to it: the store has store_unwritten_bytes_max to write."""
         self._set_behind(True)
 
     def _look_at_unwritten(self) -> None:
-        if self._is_behind:
-            most = self._context.limits.store_unwritten_bytes_max
-            if most == 0 or self._context.store.unwritten_bytes <= most // 2:
-                self._set_behind(False)
+        most = self._context.limits.store_unwritten_bytes_max
+        if most == 0 or self._context.store.unwritten_bytes <= most // 2:
+            self._set_behind(False)
 
     def _set_behind(self, behind: bool) -> None:
         self._is_behind = behind
@@ -123,7 +123,8 @@ class Disk:
     def sweep(self) -> None:
         """End waiting that has taken too long; called once a second."""
         self._context.counters.set(count.STORE_UNWRITTEN_BYTES, self._context.store.unwritten_bytes)
-        self._look_at_unwritten()  # a reload may have changed the bound
+        if self._is_behind:
+            self._look_at_unwritten()  # a reload may have changed the bound
         if self._failed is None:
             return
         if self._router.state.now_ms - self._failed_at >= self._context.limits.store_error_seconds_max * 1000:

@@ -23,7 +23,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,6 +75,18 @@ class WriteBatch:
         except RuntimeError:
             self._begin_anew()
             self.gathered.put(key, value)
+
+    def put_all(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put these (key, value) records."""
+        put = self.gathered.put
+        try:
+            for key, value in records:
+                put(key, value)
+        except RuntimeError:
+            self._begin_anew()
+            put = self.gathered.put
+            for key, value in records:
+                put(key, value)
 
     def delete(self, key: bytes) -> None:
         """As of a plyvel.WriteBatch."""

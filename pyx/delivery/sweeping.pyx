@@ -231,7 +231,7 @@ cdef class Sweeping:
             self.gather_run(w)
             w.at = w.lowest
             self.journal.store.trim(w.key.name, w.lowest)
-            w.parts = merge(*w.runs)
+            w.parts = merge(*w.runs) if len(w.runs) > 1 else iter(w.runs[0] if w.runs else ())
         return self.drop_unwanted(w)
 
     cdef int ask(self, Sweep w, Session s, bint reads) except -1:

@@ -113,6 +113,29 @@ def test_a_batch_goes_on_although_the_database_is_opened_anew(tmp_path: Path) ->
     store.close()
 
 
+def test_a_block_goes_on_although_the_database_is_opened_anew(tmp_path: Path) -> None:
+    """Once before the parts of its indexes are put into the batch, and once while they are."""
+    store = LevelStore(tmp_path / "0")
+    database = store._database
+    reopens = iter([database.reopen])
+
+    class Records(list[tuple[bytes, bytes]]):
+        def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+            for record in super().__iter__():
+                yield record
+                for reopen in reopens:
+                    reopen(plyvel.IOError(b"for a test"))
+
+    batch = database.batch()
+    batch.put(b"T1", b"one")
+    database.reopen(plyvel.IOError(b"for a test"))
+    batch.put_all([(b"T4", b"four")])
+    batch.put_all(Records([(b"T2", b"two"), (b"T3", b"three")]))
+    database.write([batch.gathered], True)
+    assert list(database.scan(b"T")) == [(b"T1", b"one"), (b"T2", b"two"), (b"T3", b"three"), (b"T4", b"four")]
+    store.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 110 MB."""
