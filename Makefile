@@ -118,7 +118,7 @@ asan: asan-tree
 	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
 	    -m "not whole_tree and not soak and alone" tests/unit tests/fuzz tests/contract $(ARGS)
 
-fuzz: compile
+fuzz: compile-tests
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
 fuzz-asan: asan-tree

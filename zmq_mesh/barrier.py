@@ -68,8 +68,11 @@ class Barrier:
         self.waiting.append(_Waiting(peer, number, now + self._seconds_max))
 
     def forget(self, peer: Peer) -> None:
-        """Note that the peer's incarnation is dead: nothing is acknowledged to it."""
+        """Note that the peer's incarnation is dead: nothing is acknowledged to it, nor has it to receive anything."""
         self.waiting = deque(each for each in self.waiting if each.peer != peer)
+        for each in self.waiting:
+            if each.outstanding is not None:
+                each.outstanding.pop(peer, None)
 
     def submitted(self, now: float) -> None:
         """Note that links have everything that was routed until now. Their messages are flushed after this."""

@@ -1,5 +1,6 @@
 """The interface between a link and its node: the events, the limits, and the log that a store may keep for a link."""
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,12 @@ class HandoffLog:
     def reserve(self, number: int) -> None:
         """Store the first number of the worker's present incarnation; the next one continues above it."""
         self.reserved = number
+
+    def renew(self) -> int:
+        """Give the stream another number; return that."""
+        self.stream = secrets.randbits(63) | 1
+        self.reserve(self.reserved)
+        return self.stream
 
     def when_stored(self, callback: Callable[[], None]) -> None:
         """Call it when everything appended until now is as safe as this log makes it."""

@@ -16,18 +16,15 @@ synchronously from receive, tick, flush, down and greet, never from submit or co
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Final
 
 from pyx.core.peer import Peer
-from pyx.core.work import STEP, callback, spend
+from pyx.core.work import callback
 from zmq_mesh import envelope
 from zmq_mesh.barrier import Barrier
-from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic, Undelivered
+from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic
 from zmq_mesh.envelope import (
     ACK,
-    BATCH,
     GAP,
     GREETING,
     HEAD,
@@ -270,7 +267,7 @@ class Link:
             out.land(frames_seen)
         if committed > stream.acknowledged:
             if refusals:
-                self._take_refusals(first, refusals)
+                out.take_refusals(first[HEAD_END : HEAD_END + REFUSAL.size * refusals])
             out.advance(committed)
             if self._stalled:
                 self._check_stall_over()
@@ -298,17 +295,6 @@ class Link:
                 self.traffic.duplicates += 1
         if volatile is not None:
             self._events.batch(self.peer, volatile, None, list(frames[index : index + payloads_volatile]), 0)
-
-    def _take_refusals(self, first: Buffer, refusals: int) -> None:
-        self._in.owe = True  # so that the peer can stop repeating them
-        spend(refusals * STEP // 2)
-        stream = self._stream
-        found = REFUSAL.iter_unpack(first[HEAD_END : HEAD_END + refusals * REFUSAL.size])
-        for sequence, of_batch in groupby(found, itemgetter(0)):
-            kept = stream.find(sequence) if sequence > stream.acknowledged else None
-            if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
-                batch = Undelivered(kept.ticket, *stream.content(kept), kept.entries, sent=True)
-                self._events.refused(self.peer, batch, [(position, reason) for _, position, reason in of_batch])
 
     def _receive_unexpected(self, first: Buffer, now: float) -> None:
         """Process a message whose prefix is not that of the known pair: a new incarnation's greeting, or to refuse."""
@@ -351,7 +337,9 @@ class Link:
         self.heard_at = out.now = now
         if self._in.greeted(greeting.stream, head):
             out.prefix = self._prefix_of(self.version)
-        if greeting.your_stream == stream.id and head.received <= stream.sequence:
+        if greeting.your_stream == stream.id and head.received > stream.sequence and stream.survives:
+            self._begin_anew(head)
+        elif greeting.your_stream == stream.id and head.received <= stream.sequence:
             self._received_by_peer = head.received
             if head.committed > stream.acknowledged:
                 out.advance(head.committed)
@@ -377,6 +365,14 @@ class Link:
             self._say_hello()  # it is heard again: ask now, not at the next heartbeat
         self.flush(now)
 
+    def _begin_anew(self, head: envelope.Head) -> None:
+        """Begin another stream: our store has lost numbers that the peer has."""
+        self._stream.begin_anew(self._out.advance, head.committed)
+        self._received_by_peer = 0
+        self._set_expected()
+        if head.kind == WELCOME:  # the peer must know the stream first; a HELLO is answered with it
+            self._say_hello()
+
     def _refuse_version(self, sender_incarnation: int, oldest: int, newest: int) -> None:
         self.traffic.frames_refused += 1
         if sender_incarnation != self._foreign:
@@ -392,11 +388,14 @@ class Link:
         self.peer_incarnation = incarnation
         self.version = version
         self._out.prefix = self._prefix_of(version)
-        self._expected = envelope.pack_prefix(
-            self.peer, self.own, incarnation, self.incarnation, self._stream.id, version
-        )
+        self._set_expected()
         self._in.frames_seen = 0
         self._out.blocked = False
+
+    def _set_expected(self) -> None:
+        self._expected = envelope.pack_prefix(
+            self.peer, self.own, self.peer_incarnation, self.incarnation, self._stream.id, self.version
+        )
 
     # ------------------------------------------------------------ our greetings
 

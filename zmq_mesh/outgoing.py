@@ -13,12 +13,14 @@ directions. While the transport refuses them, they are held back.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
-from zmq_mesh.contract import Events, LinkLimits, Payload, Traffic
+from zmq_mesh.contract import Events, LinkLimits, Payload, Traffic, Undelivered
 from zmq_mesh.envelope import (
     ACK,
     BATCH,
@@ -28,6 +30,7 @@ from zmq_mesh.envelope import (
     INLINE_BYTES_MAX,
     LAST,
     MORE,
+    REFUSAL,
     SEQUENCED,
     SEQUENCED_FRAME,
     SNAPSHOT,
@@ -187,6 +190,17 @@ class Outgoing:
             self._look_for_room()
         if ticket >= 0:
             self._events.acknowledged(self._peer, ticket)
+
+    def take_refusals(self, packed: Buffer) -> None:
+        """Report entries that the peer has refused."""
+        self._incoming.owe = True  # so that the peer can stop repeating them
+        spend(len(packed) // REFUSAL.size * STEP // 2)
+        stream = self._stream
+        for sequence, of_batch in groupby(REFUSAL.iter_unpack(packed), itemgetter(0)):
+            kept = stream.find(sequence) if sequence > stream.acknowledged else None
+            if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
+                batch = Undelivered(kept.ticket, *stream.content(kept), kept.entries, sent=True)
+                self._events.refused(self._peer, batch, [(position, reason) for _, position, reason in of_batch])
 
     def resend(self, received: int, frames_seen: int) -> None:
         """Go back to `received + 1`, which the peer misses, if it has seen a frame after its last transmission."""

@@ -16,7 +16,7 @@ must not be lost has a number in the *stream* and is kept.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
@@ -29,8 +29,11 @@ from zmq_mesh.envelope import BATCH, INTEREST, SEQUENCED, SKIP, U64, Buffer, Ref
 __all__ = ["Kept", "Stream"]
 
 _U64_MASK: Final = (1 << 64) - 1
-# After a restart the stream continues above every number that the former incarnation may have used without logging it.
+# After a restart the stream continues above every number that a former incarnation may have used without logging it.
 RESTART_SKIP: Final = 1 << 32
+# An incarnation is the time of its fork in us (shards.supervisor), and none uses so many numbers in a us: they differ
+# from those of its predecessor even if that was killed before its own reservation was stored.
+NUMBERS_PER_MICROSECOND: Final = 1 << 10
 
 
 class Kept:
@@ -359,10 +362,21 @@ class Stream:
             self.kept.append(item)
             at = sequence
         # An incarnation that died before any ack came may have used numbers that are not in the log.
-        handoff.reserve(max(at, handoff.reserved) + RESTART_SKIP)
+        handoff.reserve(max(max(at, handoff.reserved) + RESTART_SKIP, self._incarnation * NUMBERS_PER_MICROSECOND))
         self._keep_skip(at + 1, handoff.reserved, now)
         self.sequence = self.kept[-1].sequence
         self.unsent = len(self.kept)
+
+    def begin_anew(self, advance: Callable[[int], object], committed: int) -> None:
+        """Begin another stream, because the peer has numbers of this one that were lost here, and would be given out
+        again. What this worker added is sent in the new one, and what the log has, unless the peer has `committed` it:
+        it may have received some of that already.
+        """
+        assert self._handoff is not None
+        if (done := min(committed, self._handoff.reserved)) > self.acknowledged:
+            advance(done)
+        self.id = self._handoff.renew()
+        self.go_back()
 
     def _keep_skip(self, start: int, end: int, now: float) -> None:
         self.kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, now, SKIP))

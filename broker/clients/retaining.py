@@ -108,6 +108,10 @@ class Retaining:
         self._work: deque[Walk | _Put | _Asked] = deque()
         self.wake: Callable[[], None] = lambda: None
         """Called when `run` gets something to do and had nothing."""
+        self.when_taken: Callable[[Callable[[], None]], None] = lambda call: call()
+        """See `broker.worker.peering`."""
+        self._begun: dict[Session, int] = {}
+        """Number of SUBSCRIBEs that ask for retained messages and are not answered yet."""
         self.replayed = 0
         """For `broker.replay.scheduler`: this work reads nothing from an archive."""
 
@@ -178,11 +182,32 @@ class Retaining:
 
     # ------------------------------------------------------------ walks
 
-    def send(self, session: Session, filters: list[bytes]) -> None:
+    def begin(self, session: Session) -> int:
+        """Note a SUBSCRIBE that asks for retained messages; return its number, for `send`. A message that is sent live
+        from now on, also before the SUBACK, is newer than what will be found: no older one of its topic may follow it.
+        """
+        begun = self._begun.get(session, 0)
+        if not begun:
+            session.watch()
+        self._begun[session] = begun + 1
+        return session.ask(self._router.windows.position)
+
+    def withdraw(self, session: Session) -> None:
+        """Note that a SUBSCRIBE of `begin` is answered."""
+        begun = self._begun.get(session, 0)
+        if begun > 1:
+            self._begun[session] = begun - 1
+        elif begun:  # else the connection on which it came has ended
+            del self._begun[session]
+            session.unwatch()
+
+    def send(self, session: Session, filters: list[bytes], asked: int) -> None:
         """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time."""
-        if session.connection is None and not session.durable:
-            return
-        asked = session.ask(self._router.windows.position)
+        if session.connection is not None or session.durable:
+            self._send(session, filters, asked)
+        self.withdraw(session)
+
+    def _send(self, session: Session, filters: list[bytes], asked: int) -> None:
         details: Details = session.details
         spend(len(filters) * STEP)
         all_of_it = asked, self._router.state.next_number(), None  # one tuple for all: there may be a hundred thousand
@@ -276,6 +301,8 @@ class Retaining:
 
     def resumed(self, session: Session) -> None:
         """Continue the walks of a session that has a connection again."""
+        if self._begun.pop(session, 0):  # on its former connection
+            session.unwatch()
         details: Details = session.details
         for walk in list(details.walks):
             self._go(walk)
@@ -291,6 +318,7 @@ class Retaining:
 
     def ended(self, session: Session) -> None:
         """Drop all walks of a session that has ended."""
+        self._begun.pop(session, None)
         details: Details = session.details
         details.walks_waiting = NONE_WAITING
         for walk in list(details.walks):
@@ -416,7 +444,9 @@ class Retaining:
         """Queue a question of a sibling."""
         (number,) = _QUESTION.unpack_from(payload)
         text, _, after = payload[_QUESTION.size :].partition(b"\0")
-        self._put_work(_Asked(peer, number, text, after))
+        asked = _Asked(peer, number, text, after)
+        # retained messages may be among what has arrived from other siblings and waits: the asker relies on them
+        self.when_taken(lambda: self._put_work(asked))
 
     def _answer(self, asked: _Asked) -> None:
         found, at = self._page(asked.filter, asked.after) if asked.filter else ([], None)

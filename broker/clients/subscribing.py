@@ -178,6 +178,7 @@ class Subscribing:
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are sent
         made: list[_Named] = []
+        retaining, asked = self._retaining, 0
         for first in range(0, len(filters), AT_ONCE):
             if first:
                 yield
@@ -185,16 +186,17 @@ class Subscribing:
             spend(len(piece) * 4 * STEP)
             for item in piece:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
+            if wanted and not asked and self._context.settings.protocol.retain_available:
+                asked = retaining.begin(session)
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         # siblings need no update for filters that were all refused
         interest = self._context.interest_number() if min(codes) <= _QOS else 0
-        retaining, asks = self._retaining, wanted and self._context.settings.protocol.retain_available
         self._answer(
             conn,
             suback,
             interest,
-            (lambda: retaining.send(session, wanted)) if asks else None,
-            lambda conn: self._take_back(conn, packet_id, codes, made),
+            (lambda: retaining.send(session, wanted, asked)) if asked else None,
+            lambda conn: self._take_back(conn, packet_id, codes, made, asked),
         )
 
     def _subscribe_one(
@@ -230,13 +232,17 @@ class Subscribing:
             wanted.append(text)
         return options & _QOS
 
-    def _take_back(self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named]) -> bytes | None:
+    def _take_back(
+        self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named], asked: int
+    ) -> bytes | None:
         """Undo the subscriptions of a SUBACK that has waited for a failing disk; return a SUBACK that says so. None:
         some have replaced earlier ones, and cannot be undone.
         """
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
+        if asked:
+            self._retaining.withdraw(session)
         self._context.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)

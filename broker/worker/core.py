@@ -127,7 +127,8 @@ class Node:
         opening.subscriptions = subscribing
         disk = self.disk = Disk(context, closing)
         words = self.words = Words(context, retaining, capacity, disk, replaying, opening)
-        self.peering = Peering(context, words, retaining, replaying, opening)
+        peering = self.peering = Peering(context, words, retaining, replaying, opening)
+        retaining.when_taken = peering.when_taken
         self.gauges = Gauges(context, sessions, replaying)
         self.administration = Administration(context, sessions, closing)
         self.recovery = Recovery(

@@ -47,7 +47,9 @@ def _apply(router: Router, peer: Peer, change: Change) -> None:
 class _Batch:
     """A batch not completely taken: its remaining entries."""
 
-    __slots__ = ("at", "parts", "payloads", "peer", "place", "position", "refused", "sequence", "size", "taken", "used")
+    __slots__ = (
+        "after", "at", "parts", "payloads", "peer", "place", "position", "refused", "sequence", "size", "taken", "used",
+    )  # fmt: skip
 
     def __init__(
         self, peer: Peer, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
@@ -72,6 +74,8 @@ class _Batch:
         self.place: tuple[int, int] | None = None
         """(stream, number) in the store; None: the store has nothing of it."""
         self.size = sum(len(part) for _, part in self.parts) + sum(len(each) for each in payloads)
+        self.after: list[Callable[[], None]] = []
+        """To be called when it has been taken."""
 
 
 class Peering:
@@ -204,9 +208,28 @@ class Peering:
 
     def _end_batch(self, peer: Peer) -> None:
         waiting = self._waiting[peer]
-        self._waiting_bytes -= waiting.popleft().size
+        batch = waiting.popleft()
+        self._waiting_bytes -= batch.size
         if not waiting:
             del self._waiting[peer]
+        for each in batch.after:
+            each()
+
+    def when_taken(self, call: Callable[[], None]) -> None:
+        """Call it when all batches received until now have been taken, from whatever sibling; at once if they have."""
+        last = [waiting[-1] for waiting in self._waiting.values()]
+        left = len(last)
+
+        def taken() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                call()
+
+        for batch in last:
+            batch.after.append(taken)
+        if not last:
+            call()
 
     def _failed(self, peer: Peer, error: Exception) -> None:
         """Drop the rest of a failed batch; the other batches go on."""

@@ -94,10 +94,9 @@ cdef class Journal:
     cdef int call_stored(self) except -1:
         # a slice of the callbacks that are due: thousands of clients may have waited for one ticket
         cdef uint64_t until = progress() + SLICE
-        self.callbacks_due = False
+        self.callbacks_due = True               # what a callback waits for comes after those that wait already
         while self.when_stored and <uint64_t>self.when_stored[0][0] <= self.durable_ticket:
             if progress() > until:
-                self.callbacks_due = True
                 return 0
             work(PYTHON)
             _, callback, conn = self.when_stored.popleft()
@@ -105,6 +104,7 @@ cdef class Journal:
                 callback()
             else:
                 self.state.attempt(conn, callback)
+        self.callbacks_due = False
         return 0
 
     cdef uint64_t next_ticket(self) noexcept:

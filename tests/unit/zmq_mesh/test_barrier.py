@@ -109,3 +109,21 @@ def test_a_dead_incarnation_gets_no_acknowledgement() -> None:
     c.received = 5
     barrier.check(0.1)
     assert (a.acknowledged, b.acknowledged) == (0, 8)
+
+
+def test_a_peer_that_has_died_has_nothing_to_receive() -> None:
+    """Its successor begins with other numbers."""
+    barrier, a, b, c = barrier_of()
+    b.sent = c.sent = 5
+    barrier.interest_arrived(A, 7, 0.0)
+    barrier.submitted(0.0)
+    barrier.interest_arrived(C, 8, 0.0)
+    barrier.forget(B)
+    c.received = 5
+    barrier.check(0.1)
+    assert (a.acknowledged, b.acknowledged, c.acknowledged) == (7, 0, 0)
+    barrier.submitted(0.2)
+    assert c.acknowledged == 0, "its successor does have something to receive"
+    b.received = 5
+    barrier.check(0.2)
+    assert c.acknowledged == 8

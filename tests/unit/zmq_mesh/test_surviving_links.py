@@ -8,6 +8,7 @@ import pytest
 from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both
 from zmq_mesh import envelope
 from zmq_mesh.links import HandoffLog
+from zmq_mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
 
 
 def test_what_is_held_takes_along_what_goes_before_it() -> None:
@@ -313,3 +314,17 @@ def _persist(
     worker.batch = note  # type: ignore[method-assign]
     worker.acknowledged = acknowledged  # type: ignore[method-assign]
     worker.refuse = refuse
+
+
+def test_incarnations_have_numbers_of_their_own_although_nothing_of_the_former_one_was_stored() -> None:
+    """An incarnation is a time in microseconds (shards.supervisor)."""
+    log = HandoffLog(7)
+    world = World(2)
+    first = world.start(0, 1_000_000_000_000_000, handoffs={1: log}).links[1]._stream.sequence
+    lost = HandoffLog(7)  # as it was before
+    second = world.start(0, 1_000_000_000_000_001, handoffs={1: lost}).links[1]._stream.sequence
+    assert second - first == NUMBERS_PER_MICROSECOND
+    kept = HandoffLog(7)
+    kept.reserved = second + 10
+    third = world.start(0, 999_999_999_999_999, handoffs={1: kept}).links[1]._stream.sequence
+    assert third == second + 10 + RESTART_SKIP, "the clock was set back"

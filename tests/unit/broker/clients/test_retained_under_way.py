@@ -11,9 +11,12 @@ import pytest
 
 from broker.worker.core import Node
 from pyx.core.placement import owner as owner_of
+from pyx.delivery.session import Session
 from tests import wire
+from tests.kept_host import let_go
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
+from tests.unit.broker.worker.test_batches_in_pieces import MANY, OPEN, TOPIC
 from tests.unit.pyx.delivery.test_router import client_at
 from zmq_mesh.contract import LinkLimits
 
@@ -196,3 +199,133 @@ def test_behind_what_is_read_back_from_the_hand_off_log() -> None:
     host.pass_time(0.5)
     assert late.next("SUBACK").codes == (1,)
     assert got(late) == [(b"x", True)]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_received_is_not_taken(kept: bool) -> None:
+    """The owner takes batches in pieces, and has received more than it has taken. What it says to the publisher's
+    worker meanwhile must not let the question overtake the message.
+    """
+    host = Host(WORKERS, limits=OPEN, stores=[KeptStore() for _ in range(WORKERS)] if kept else None)
+    topic = topic_of(OWNER)
+    watching = client(host, "watching")
+    watching.subscribe((topic, 1), ("chat", 0))
+    much = client(host, "much", OWNER)
+    for first in range(0, len(MANY), 4096):
+        much.subscribe(*((text, 0) for text in MANY[first : first + 4096]))
+    talker, late = client(host, "talker", OWNER), client(host, "late", 1)
+    publishers = [client(host, f"publisher{number}") for number in range(4)]
+    host.pass_time(SILENCE + 1)
+    for peer in publishers[:3]:
+        peer.send(*(wire.publish(5, TOPIC, b"%d" % number, qos=1, packet_id=peer.packet_id()) for number in range(100)))
+    owner = host.nodes[OWNER].peering
+    while not owner._waiting:
+        host.turn()
+    publishers[3].send(wire.publish(5, topic, b"x", qos=1, packet_id=publishers[3].packet_id(), retain=True))
+    while not any(packet.kind == "PUBLISH" for packet in watching.packets):
+        host.turn()
+    late.send(wire.subscribe(5, 1, (topic, 1)))
+    while not late.packets:
+        talker.send(wire.publish(5, "chat", b"c"))
+        host.turn()
+    assert owner._waiting, "this is where the question may be too early"
+    host.settle()
+    host.pass_time(1)
+    assert late.next("SUBACK").codes == (1,)
+    assert got(late) == [(b"x", True)]
+    much.packets.clear()
+    let_go(host)
+
+
+def watches(session: Session) -> bool:
+    return bool(session.is_watching)
+
+
+def waiting_for_its_suback(host: Host, topic: str) -> tuple[Peer, Peer, Peer]:
+    """Return a publisher, a lasting subscriber whose SUBACK waits, and a client that has its SUBACK."""
+    publisher = client(host, "publisher")
+    late = client(host, "late", 1, clean=False, expiry=1000)
+    host.held = {(0, OWNER)}
+    publisher.publish(topic, b"old", 1, retain=True)
+    host.settle()
+    late.send(wire.subscribe(5, 1, (topic, 1)))
+    host.settle()
+    assert not late.packets
+    return publisher, late, client(host, "other", 1)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_is_sent_live_before_the_suback_is_newer_than_what_is_retained(kept: bool) -> None:
+    host = Host(WORKERS, stores=[KeptStore() for _ in range(WORKERS)] if kept else None)
+    topic = topic_of(OWNER)
+    publisher, late, _ = waiting_for_its_suback(host, topic)
+    publisher.publish(topic, b"new", 1, retain=True)
+    host.settle()
+    line, link = host._under_way[0, OWNER], host.nodes[OWNER].links[host.nodes[0].context.own]
+    while not any(packet.kind == "SUBACK" for packet in late.packets):
+        if line:
+            link.receive(line.popleft(), host.now)
+        host.settle()
+        host.pass_time(0.1)
+    assert [packet.payload for packet in late.packets if packet.kind == "PUBLISH"] == [b"new"]
+    assert not watches(late.session) or line, "nothing is watched for when the answer has come"
+    host.held = set()
+    host.settle()
+    host.pass_time(1)
+    assert [packet.payload for packet in late.packets if packet.kind == "PUBLISH"] == [b"new"], "and not the older one"
+    host.settle()
+    assert not host.nodes[1].retaining._begun
+
+
+@pytest.mark.parametrize("how", ["lost", "taken over", "ended"])
+def test_a_client_leaves_before_its_suback(how: str) -> None:
+    """Its session does not watch for ever what is sent live."""
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    _, late, _ = waiting_for_its_suback(host, topic)
+    retaining, session = host.nodes[1].retaining, late.session
+    assert retaining._begun == {session: 1}
+    assert watches(session)
+    if how == "lost":
+        host.lose(late)
+    again = client(host, "late", 1, clean=how == "ended", expiry=1000)
+    assert not retaining._begun
+    assert not watches(session)
+    host.held = set()
+    host.settle()
+    again.subscribe((topic, 1))
+    host.pass_time(0.2)
+    assert got(again) == [(b"old", True)]
+    assert not retaining._begun
+    assert not watches(again.session)
+
+
+def test_several_subscribes_whose_subacks_wait() -> None:
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    _, late, _ = waiting_for_its_suback(host, topic)
+    retaining, session = host.nodes[1].retaining, late.session
+    late.send(wire.subscribe(5, 2, (topic, 1), ("t/+", 0)), wire.subscribe(5, 3, ("t/+", 2)))
+    host.settle()
+    assert retaining._begun == {session: 3}
+    host.held = set()
+    host.settle()
+    host.pass_time(0.5)
+    assert [packet.kind for packet in late.packets if packet.kind == "SUBACK"] == ["SUBACK"] * 3
+    assert [packet.payload for packet in late.receive(lambda packet: packet.kind == "PUBLISH")].count(b"old") >= 2
+    assert not retaining._begun
+    assert not watches(session)
+
+
+def test_a_subscription_that_cannot_be_stored_is_not_watched_for() -> None:
+    host, stores = host_with_stores(limits={"store_error_seconds_max": 1})
+    late = client(host, "late", 1, clean=False, expiry=1000)
+    stores[1].manual = True
+    late.send(wire.subscribe(5, 1, ("t/1", 1)))
+    host.settle()
+    assert host.nodes[1].retaining._begun
+    stores[1].failed = "no disk"
+    host.pass_time(5)
+    assert late.next("SUBACK").codes == (0x97,)
+    assert not host.nodes[1].retaining._begun
+    assert not watches(late.session)

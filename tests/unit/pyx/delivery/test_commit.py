@@ -208,6 +208,26 @@ def test_when_durable_calls_once_everything_until_now_is() -> None:
     assert called[3:] == ["b"]
 
 
+def test_what_a_callback_waits_for_comes_after_those_that_wait_already() -> None:
+    store = Ledger()
+    host = host_with(store)
+    journal = host.node.router.journal
+    called: list[str] = []
+
+    def first() -> None:
+        called.append("first")
+        journal.when_durable(lambda: called.append("asked for by the first"))
+
+    journal.put_record(b"a", b"")
+    journal.when_durable(first)
+    journal.when_durable(lambda: called.append("second"))
+    host.settle()
+    journal.durable(store.ticket)
+    assert called == ["first", "second", "asked for by the first"]
+    journal.when_durable(lambda: called.append("at once"))
+    assert called[-1] == "at once"
+
+
 def test_what_a_callback_stores_is_flushed_by_the_tick_that_follows() -> None:
     store = Ledger()
     host = host_with(store)
