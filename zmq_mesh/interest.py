@@ -135,6 +135,7 @@ class Publisher:
         self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
+        self._is_touched = False  # the next number is given out even without a change
         self._asked = False  # whether any peer has asked: nobody needs deltas before that
         self._snapshot: Told | None = None  # kept while several peers ask for it
         self._being_made = False  # a snapshot: the deltas since its number are kept, however many there are
@@ -168,26 +169,36 @@ class Publisher:
         self._pending[key] = change
         return self.next
 
+    def touch(self) -> int:
+        """Give out another number even if nothing has changed, because peers acknowledge one only when what they had
+        sent before has arrived (`zmq_mesh.barrier`). Returns the same as `change`.
+        """
+        self._is_touched = True
+        return self.next
+
     @property
     def next(self) -> int:
         """Return the number by which peers will know every change until now."""
-        return self.number - (-len(self._pending) // CHANGES_MAX)
+        return self.number - (-max(len(self._pending), self._is_touched) // CHANGES_MAX)
 
     def seal(self) -> int:
         """Give the changes since the last seal the next number, or numbers. Return the table's number now."""
         if not self._asked:  # changes during the start go into the first snapshot
             self.number = self.next
             self._pending.clear()
-        if self._pending:
-            spend(len(self._pending) * STEP)
+            self._is_touched = False
+        if self._pending or self._is_touched:
+            spend((1 + len(self._pending)) * STEP)
             changes = iter(self._pending.values())
             if not self._being_made:
                 self._snapshot = None
-            while delta := b"".join(map(encode_change, islice(changes, CHANGES_MAX))):
+            for _ in range(self.next - self.number):
+                delta = b"".join(map(encode_change, islice(changes, CHANGES_MAX)))
                 self.number += 1
                 self._history.append(Told(self.number, False, [delta]))
                 self._history_bytes += len(delta) + TOLD_BYTES
             self._pending.clear()
+            self._is_touched = False
             self._trim()
         return self.number
 

@@ -10,41 +10,35 @@ owner, which may be faster. The live copy is the one to send [MQTT-3.3.1-12]. So
 until the workers that published them have sent this one everything that was due before (`_Held`).
 
 All work is done in pieces (`run`, at the pace of `broker.replay.scheduler`): a piece looks at a bounded number of
-topics, whatever the filters, and all sessions and siblings take turns.
-
-    question    topic b"?"      payload: u64 number | Topic Filter | NUL + end of the last page, or nothing
-                                (without a Topic Filter: only an answer is asked for)
-    answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | end of this page
-                                | messages in the store's form, with their publishers
+topics, whatever the filters, and all sessions and siblings take turns. `broker.clients.questions`: what is sent.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.admin.sys_topics import is_sys
+from broker.clients import questions
 from broker.context.sessions import NO_WALKS, NONE_WAITING, Walk
 from pyx.core import counters as count
 from pyx.core.peer import Peer, publisher_of, sibling
 from pyx.core.work import HELD, PACKED, STEP, spend
 from pyx.delivery.router import expiry_offset
-from pyx.storage.stored import pack_stored, unpack_stored
+from pyx.storage.stored import unpack_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.admin.sys_topics import SysTopics
     from broker.clients.authorising import Authorising
+    from broker.clients.unanswered import Unanswered
     from broker.context.context import Context
     from broker.context.sessions import Details
     from broker.persistence.state_records import StateRecords
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
-_QUESTION = Struct("<Q")
-_ANSWER = Struct("<QBH")
 _PAGE = 500
 _PAGE_BYTES = 128 << 10
 _QUEUED_MAX = 2 * _PAGE
@@ -73,9 +67,7 @@ class _Asked(NamedTuple):
     """A question of a sibling."""
 
     peer: Peer
-    number: int
-    filter: bytes
-    after: bytes
+    question: questions.Question
 
 
 class _Held(NamedTuple):
@@ -91,7 +83,12 @@ class Retaining:
     """Finds retained messages here and at the siblings, and answers the siblings' questions."""
 
     def __init__(
-        self, context: Context, state_records: StateRecords, sys_topics: SysTopics, authorising: Authorising
+        self,
+        context: Context,
+        state_records: StateRecords,
+        sys_topics: SysTopics,
+        authorising: Authorising,
+        unanswered: Unanswered,
     ) -> None:
         self._context = context
         self._authorising = authorising
@@ -99,6 +96,7 @@ class Retaining:
         self._retained = context.retained
         self._state_records = state_records
         self._sys_topics = sys_topics
+        self._unanswered = unanswered
         self._questions: dict[int, tuple[Walk, Peer]] = {}
         self._held: dict[int, _Held] = {}
         """By the number of the question to the siblings."""
@@ -110,8 +108,6 @@ class Retaining:
         """Called when `run` gets something to do and had nothing."""
         self.when_taken: Callable[[Callable[[], None]], None] = lambda call: call()
         """See `broker.worker.peering`."""
-        self._begun: dict[Session, int] = {}
-        """Number of SUBSCRIBEs that ask for retained messages and are not answered yet."""
         self.replayed = 0
         """For `broker.replay.scheduler`: this work reads nothing from an archive."""
 
@@ -182,30 +178,11 @@ class Retaining:
 
     # ------------------------------------------------------------ walks
 
-    def begin(self, session: Session) -> int:
-        """Note a SUBSCRIBE that asks for retained messages; return its number, for `send`. A message that is sent live
-        from now on, also before the SUBACK, is newer than what will be found: no older one of its topic may follow it.
-        """
-        begun = self._begun.get(session, 0)
-        if not begun:
-            session.watch()
-        self._begun[session] = begun + 1
-        return session.ask(self._router.windows.position)
-
-    def withdraw(self, session: Session) -> None:
-        """Note that a SUBSCRIBE of `begin` is answered."""
-        begun = self._begun.get(session, 0)
-        if begun > 1:
-            self._begun[session] = begun - 1
-        elif begun:  # else the connection on which it came has ended
-            del self._begun[session]
-            session.unwatch()
-
     def send(self, session: Session, filters: list[bytes], asked: int) -> None:
         """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time."""
         if session.connection is not None or session.durable:
             self._send(session, filters, asked)
-        self.withdraw(session)
+        self._unanswered.answered(session)
 
     def _send(self, session: Session, filters: list[bytes], asked: int) -> None:
         details: Details = session.details
@@ -301,8 +278,7 @@ class Retaining:
 
     def resumed(self, session: Session) -> None:
         """Continue the walks of a session that has a connection again."""
-        if self._begun.pop(session, 0):  # on its former connection
-            session.unwatch()
+        self._unanswered.forget(session)
         details: Details = session.details
         for walk in list(details.walks):
             self._go(walk)
@@ -318,7 +294,7 @@ class Retaining:
 
     def ended(self, session: Session) -> None:
         """Drop all walks of a session that has ended."""
-        self._begun.pop(session, None)
+        self._unanswered.ended(session)
         details: Details = session.details
         details.walks_waiting = NONE_WAITING
         for walk in list(details.walks):
@@ -403,8 +379,9 @@ class Retaining:
     def _put(self, number: int) -> None:
         walk, peer = self._questions[number]
         if self._context.is_ready(peer):
-            at = walk.parts[peer]
-            self._router.peers.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
+            self._router.peers.tell(
+                peer, questions.QUESTION, questions.pack_question(number, walk.filter, walk.parts[peer])
+            )
 
     def _go_on(self, number: int) -> None:
         """Put the question once the session can take an answer."""
@@ -442,29 +419,25 @@ class Retaining:
 
     def asked(self, peer: Peer, payload: bytes) -> None:
         """Queue a question of a sibling."""
-        (number,) = _QUESTION.unpack_from(payload)
-        text, _, after = payload[_QUESTION.size :].partition(b"\0")
-        asked = _Asked(peer, number, text, after)
+        asked = _Asked(peer, questions.unpack_question(payload))
         # retained messages may be among what has arrived from other siblings and waits: the asker relies on them
         self.when_taken(lambda: self._put_work(asked))
 
     def _answer(self, asked: _Asked) -> None:
-        found, at = self._page(asked.filter, asked.after) if asked.filter else ([], None)
-        head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
-        self._router.peers.tell(asked.peer, b"!", head + pack_stored(found))
+        number, text, after = asked.question
+        found, at = self._page(text, after) if text else ([], None)
+        self._router.peers.tell(asked.peer, questions.ANSWER, questions.pack_answer(number, at, found))
 
     def answered(self, peer: Peer, payload: bytes) -> None:
         """Queue a page of a sibling's answer, and ask for the next."""
-        number, more, length = _ANSWER.unpack_from(payload)
+        number, at, messages = questions.unpack_answer(payload)
         if number in self._held:
             self._told_before(number, peer)
             return
         walk, whom = self._questions.get(number, (None, -1))
         if walk is None or whom != peer:
             return  # asked before this worker or the link restarted, or not wanted any more
-        begin = _ANSWER.size + length
-        at = payload[_ANSWER.size : begin] if more else None
-        self._context.guard_session(walk.session, self._take_page, number, at, payload[begin:])
+        self._context.guard_session(walk.session, self._take_page, number, at, messages)
 
     def _take_page(self, number: int, at: bytes | None, payload: bytes) -> None:
         walk, peer = self._questions[number]
@@ -478,7 +451,7 @@ class Retaining:
         self._number += 1
         self._held[self._number] = _Held(number, siblings, at, messages)
         for each in siblings:
-            self._router.peers.tell(each, b"?", _QUESTION.pack(self._number))
+            self._router.peers.tell(each, questions.QUESTION, questions.pack_question(self._number))
 
     def _told_before(self, number: int, peer: Peer) -> None:
         """The sibling has sent everything that was due before the question, or cannot send any more."""
@@ -522,8 +495,3 @@ class Retaining:
             walk.parts[peer] = at
             self._note(walk)
             self._go_on(number)
-
-    @property
-    def open_questions(self) -> int:
-        """Return the number of questions that siblings have not answered yet."""
-        return len(self._questions)

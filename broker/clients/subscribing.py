@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from broker.clients.authorising import Authorising
     from broker.clients.closing import Closing
     from broker.clients.retaining import Retaining
+    from broker.clients.unanswered import Unanswered
     from broker.config.settings import QueueRule
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
@@ -75,6 +76,7 @@ class Subscribing:
         retaining: Retaining,
         replaying: Replaying,
         opening: Opening,
+        unanswered: Unanswered,
     ) -> None:
         self._context = context
         self._router = context.router
@@ -86,6 +88,7 @@ class Subscribing:
         self._retaining = retaining
         self._replaying = replaying
         self._opening = opening
+        self._unanswered = unanswered
         self._queue_rules = [rule.filter.encode() for rule in context.settings.queue]
         self._ruled: Session | None = None
         self._unruled: set[bytes] = set()
@@ -187,10 +190,15 @@ class Subscribing:
             for item in piece:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
             if wanted and not asked and self._context.settings.protocol.retain_available:
-                asked = retaining.begin(session)
+                asked = self._unanswered.begin(session)
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
-        # siblings need no update for filters that were all refused
-        interest = self._context.interest_number() if min(codes) <= _QOS else 0
+        interest = 0  # siblings need no update for filters that were all refused
+        if asked:
+            # what is on its way to the owners of retained topics must be there before they are asked, also where this
+            # worker gets it already for another subscription
+            interest = self._context.another_interest_number()
+        elif min(codes) <= _QOS:
+            interest = self._context.interest_number()
         self._answer(
             conn,
             suback,
@@ -242,7 +250,7 @@ class Subscribing:
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
         if asked:
-            self._retaining.withdraw(session)
+            self._unanswered.answered(session)
         self._context.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)

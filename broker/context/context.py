@@ -147,6 +147,15 @@ class Context:
             return 0
         return self.interest.next
 
+    def another_interest_number(self) -> int:
+        """Return a number that siblings acknowledge when what they have sent until then has arrived; 0 without
+        siblings.
+        """
+        if self.interest is None:
+            return 0
+        self.router.peers.links_due = True
+        return self.interest.touch()
+
     def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
         # a snapshot for siblings: it is sent in the tick of the last piece
         def telling() -> Iterator[None]:

@@ -10,8 +10,8 @@ other, the lower one declares a Protocol for its needs, and gets the other here 
     context     broker.context: router, store, log, timers, ...; sessions
     records     state_records, recording, set_aside (broker.persistence)
     the archive replaying, opening (broker.replay)
-    clients     authorising, wills, retaining, endings, capacity, authenticating, occupants, closing, connecting,
-                subscribing; disk, which closes some
+    clients     authorising, wills, unanswered, retaining, endings, capacity, authenticating, occupants, closing,
+                connecting, subscribing; disk, which closes some
     the worker  words, peering, gauges, administration, recovery
 """
 
@@ -30,6 +30,7 @@ from broker.clients.endings import Endings
 from broker.clients.occupants import Occupants
 from broker.clients.retaining import Retaining
 from broker.clients.subscribing import Subscribing
+from broker.clients.unanswered import Unanswered
 from broker.clients.wills import Wills
 from broker.config.data_path import fill
 from broker.context.context import Context
@@ -108,7 +109,8 @@ class Node:
         authorising = self.authorising = Authorising(context)
         opening = self.opening = Opening(context, recording, replaying, authorising)
         wills = self.wills = Wills(context, state_records, authorising)
-        retaining = self.retaining = Retaining(context, state_records, sys_topics, authorising)
+        unanswered = self.unanswered = Unanswered(context)
+        retaining = self.retaining = Retaining(context, state_records, sys_topics, authorising, unanswered)
         endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
         capacity = self.capacity = Capacity(context, sessions, recording, endings)
         authenticating = self.authenticating = Authenticating(context)
@@ -122,8 +124,9 @@ class Node:
         )  # fmt: skip
         authenticating.entrance, authenticating.exit = connecting, closing
         subscribing = self.subscribing = Subscribing(
-            context, sessions, state_records, recording, authorising, closing, retaining, replaying, opening
-        )
+            context, sessions, state_records, recording, authorising, closing, retaining, replaying, opening,
+            unanswered,
+        )  # fmt: skip
         opening.subscriptions = subscribing
         disk = self.disk = Disk(context, closing)
         words = self.words = Words(context, retaining, capacity, disk, replaying, opening)

@@ -229,3 +229,35 @@ def test_any_bytes_decode_or_raise_envelope_error(part: bytes) -> None:
         return
     again = b"".join(map(encode_change, changes))
     assert len(again) == len(part)
+
+
+def test_a_number_without_a_change() -> None:
+    publisher = Publisher()
+    publisher.since(0)
+    number = publisher.seal()
+    assert publisher.touch() == publisher.touch() == number + 1
+    assert publisher.seal() == number + 1
+    (told,) = publisher.since(number)
+    assert (told.number, told.snapshot, told.parts) == (number + 1, False, [b""])
+    assert list(decode_changes(told.parts[0])) == []
+    assert publisher.seal() == number + 1, "it is given out once"
+
+
+@pytest.mark.parametrize("changes", [1, CHANGES_MAX, CHANGES_MAX + 1])
+def test_a_change_needs_no_number_beside_its_own(changes: int) -> None:
+    publisher = Publisher()
+    publisher.since(0)
+    number = publisher.seal()
+    for each in range(changes):
+        publisher.change(b"%d" % each)
+    promised = publisher.touch()
+    assert promised == publisher.seal() == number + -(-changes // CHANGES_MAX)
+    told = publisher.since(number)
+    assert sum(len(list(decode_changes(each.parts[0]))) for each in told) == changes
+
+
+def test_before_any_peer_has_asked() -> None:
+    publisher = Publisher()
+    promised = publisher.touch()
+    assert publisher.seal() == promised
+    assert publisher.next == promised

@@ -106,6 +106,43 @@ def test_while_the_owner_hears_nothing_of_the_publishers_worker(what: str, qos: 
     assert got(late) == [(b"x", True)]
 
 
+@pytest.mark.parametrize("text", [None, "t/#"])
+def test_where_another_subscription_of_the_worker_gets_it_already(text: str | None) -> None:
+    """The siblings know the interest: the SUBACK waits all the same for what is on its way to the owner."""
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    watching = client(host, "watching", 1)
+    watching.subscribe((text or topic, 1))
+    publisher = client(host, "publisher")
+    host.held = {(0, OWNER)}
+    publisher.publish(topic, b"x", 1, retain=True)
+    host.settle()
+    assert got(watching) == [(b"x", False)]
+    late = client(host, "late", 1)
+    late.send(wire.subscribe(5, 1, (text or topic, 1)))
+    host.settle()
+    assert not late.packets
+    host.held = set()
+    host.settle()
+    assert late.next("SUBACK").codes == (1,)
+    assert got(late) == [(b"x", True)]
+
+
+@pytest.mark.parametrize("handling", [1, 2])
+def test_a_subscription_that_asks_for_nothing_retained_does_not_wait(handling: int) -> None:
+    host, _ = host_with_stores()
+    topic = topic_of(OWNER)
+    late = client(host, "late", 1)
+    late.subscribe((topic, 1))
+    host.held = {(0, OWNER)}
+    client(host, "publisher").publish(topic, b"x", 1, retain=True)
+    host.settle()
+    assert got(late) == [(b"x", False)]
+    late.send(wire.subscribe(5, 1, (topic, 1 | handling << 4)))
+    host.settle()
+    assert late.next("SUBACK").codes == (1,)
+
+
 def test_a_sibling_is_not_waited_for_longer_than_one_that_is_silent() -> None:
     host, _ = host_with_stores()
     topic = topic_of(OWNER)
@@ -274,7 +311,7 @@ def test_what_is_sent_live_before_the_suback_is_newer_than_what_is_retained(kept
     host.pass_time(1)
     assert [packet.payload for packet in late.packets if packet.kind == "PUBLISH"] == [b"new"], "and not the older one"
     host.settle()
-    assert not host.nodes[1].retaining._begun
+    assert not len(host.nodes[1].unanswered)
 
 
 @pytest.mark.parametrize("how", ["lost", "taken over", "ended"])
@@ -283,20 +320,20 @@ def test_a_client_leaves_before_its_suback(how: str) -> None:
     host, _ = host_with_stores()
     topic = topic_of(OWNER)
     _, late, _ = waiting_for_its_suback(host, topic)
-    retaining, session = host.nodes[1].retaining, late.session
-    assert retaining._begun == {session: 1}
+    unanswered, session = host.nodes[1].unanswered, late.session
+    assert len(unanswered) == 1
     assert watches(session)
     if how == "lost":
         host.lose(late)
     again = client(host, "late", 1, clean=how == "ended", expiry=1000)
-    assert not retaining._begun
+    assert not len(unanswered)
     assert not watches(session)
     host.held = set()
     host.settle()
     again.subscribe((topic, 1))
     host.pass_time(0.2)
     assert got(again) == [(b"old", True)]
-    assert not retaining._begun
+    assert not len(unanswered)
     assert not watches(again.session)
 
 
@@ -304,16 +341,16 @@ def test_several_subscribes_whose_subacks_wait() -> None:
     host, _ = host_with_stores()
     topic = topic_of(OWNER)
     _, late, _ = waiting_for_its_suback(host, topic)
-    retaining, session = host.nodes[1].retaining, late.session
+    unanswered, session = host.nodes[1].unanswered, late.session
     late.send(wire.subscribe(5, 2, (topic, 1), ("t/+", 0)), wire.subscribe(5, 3, ("t/+", 2)))
     host.settle()
-    assert retaining._begun == {session: 3}
+    assert unanswered._counts == {session: 3}
     host.held = set()
     host.settle()
     host.pass_time(0.5)
     assert [packet.kind for packet in late.packets if packet.kind == "SUBACK"] == ["SUBACK"] * 3
     assert [packet.payload for packet in late.receive(lambda packet: packet.kind == "PUBLISH")].count(b"old") >= 2
-    assert not retaining._begun
+    assert not len(unanswered)
     assert not watches(session)
 
 
@@ -323,9 +360,9 @@ def test_a_subscription_that_cannot_be_stored_is_not_watched_for() -> None:
     stores[1].manual = True
     late.send(wire.subscribe(5, 1, ("t/1", 1)))
     host.settle()
-    assert host.nodes[1].retaining._begun
+    assert len(host.nodes[1].unanswered) == 1
     stores[1].failed = "no disk"
     host.pass_time(5)
     assert late.next("SUBACK").codes == (0x97,)
-    assert not host.nodes[1].retaining._begun
+    assert not len(host.nodes[1].unanswered)
     assert not watches(late.session)
