@@ -42,7 +42,7 @@ def unpacked(name: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), WORKERS, 3])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), WORKERS, pytest.param(3, marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, schema: str, tmp_path: Path) -> Iterator[Mqttd]:
     """A broker on the data directory of that schema, with as many workers as wrote it and with others."""
     data = unpacked(f"{schema}.data", tmp_path / "data")

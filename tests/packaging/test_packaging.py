@@ -64,7 +64,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="module", params=["modules of this tree", pytest.param("compiled", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["modules of this tree", "compiled"])
 def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """sdist and wheel; the wheel is made from the sdist, which proves the sdist complete. The compiled one is not
     optimised, which would take much longer; all other tests use a release build.
@@ -97,6 +97,7 @@ def take_modules(build: Path) -> None:
         shutil.copyfile(module, there)
 
 
+@pytest.mark.long
 def test_sdist(built: tuple[Path, Path]) -> None:
     """The sdist has every source of the wheel, and no tests."""
     with tarfile.open(built[0]) as archive:
@@ -111,6 +112,7 @@ def test_sdist(built: tuple[Path, Path]) -> None:
     assert [name for name in names if name.startswith("tests") or name.endswith((".so", ".c"))] == []
 
 
+@pytest.mark.long
 def test_wheel(built: tuple[Path, Path]) -> None:
     """The wheel has modules, types and licence; no tests, no Cython sources."""
     with zipfile.ZipFile(built[1]) as archive:
@@ -143,6 +145,7 @@ def programs(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     return directory / "venv" / "bin"
 
 
+@pytest.mark.long
 def test_installation_in_a_clean_environment(programs: Path, tmp_path: Path) -> None:
     """pip install of the wheel gives a working ``mqttd``."""
     assert "0.1.0" in run(programs / "mqttd", "--version", cwd=tmp_path).stdout
@@ -177,6 +180,7 @@ def test_the_fixture(mqttd):
 """
 
 
+@pytest.mark.long
 def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) -> None:
     """With pytest in the same environment the fixture needs no configuration; without pytest nothing needs it."""
     run(programs / "python", "-c", "import broker.testing", cwd=tmp_path)  # pytest is not there yet

@@ -17,7 +17,10 @@ from tests.wire import Client
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
+pytestmark = [
+    pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores"),
+    pytest.mark.long,  # test_analyses.py has the same analyses over snapshots made by hand
+]
 
 MACHINES, SENT, QUEUE = 6, 10, 20
 CONFIG: dict[str, Any] = {

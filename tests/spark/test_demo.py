@@ -100,6 +100,7 @@ def test_the_documentation_lists_all_analyses() -> None:
     assert rows == [(each.name, each.table, each.title) for each in ANALYSES.values()]
 
 
+@pytest.mark.long
 def test_a_snapshot_at_full_load_agrees_with_its_counters(spark: SparkSession, tmp_path: Path) -> None:
     """Each store's counters match its messages in a snapshot taken while publishers send as fast as acks arrive."""
     config = {
