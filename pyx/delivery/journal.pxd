@@ -22,6 +22,7 @@ cdef class Journal:
     cdef bint others_synced             # synced, for topics that no rule matches
     cdef bint synced                    # the commit of this tick must be on the disk itself, by the rules
     cdef object when_stored             # deque of (ticket, callback, connection or None), in order
+    cdef Py_ssize_t callbacks_most      # if there are more, those of closed connections are forgotten
     cdef readonly bint callbacks_due    # some whose ticket is durable are called in the next tick
     cdef readonly Archiver archiver     # for publishes of this worker's clients; None: nothing is archived
     cdef bint archive_due               # it has gathered messages
@@ -43,5 +44,6 @@ cdef class Journal:
     cdef int log(self, Filter* f) except -1
     cdef uint64_t next_ticket(self) noexcept
     cdef int call_stored(self) except -1
+    cdef int forget_closed(self) except -1
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
     cdef int settle_durability(self, const Content* c) except -1

@@ -11,8 +11,8 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
 from pyx.core.little_endian cimport put64
-from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, callback_begins, callback_ends, progress, work
-from pyx.delivery.connection cimport Connection
+from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, progress, work
+from pyx.delivery.connection cimport CLOSING, Connection
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport LAID, NAMED, NUMBER_WORKER_BITS, RouterState, SLICE
 from pyx.matching.subscriptions cimport Filter, Matches, filter_text
@@ -24,6 +24,7 @@ from pyx.storage.records cimport Block, LogKey
 
 cdef enum:
     NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # one second
+    CALLBACKS_MOST = 1000       # callbacks that wait, until those of closed connections are looked for
 
 cdef bytes NUMBER_KEY = b"\0number"             # leveldb_store.format.schema.NUMBER
 
@@ -44,6 +45,7 @@ cdef class Journal:
         self.in_hand = in_hand
         self.keys = []
         self.when_stored = deque()
+        self.callbacks_most = CALLBACKS_MOST
         self.on_durable = None
         self.retained_changes = {}
         self.block = Block(1)
@@ -201,9 +203,19 @@ cdef class Journal:
     def when_durable(self, callback not None, Connection conn=None):
         """Call `callback` once, when everything stored or decided until now is durable: at once if it is, else from
         within `durable` or a tick after it, in the order of these calls. `conn`: the connection that it serves, closed
-        if the callback fails."""
+        if the callback fails; when it is closed, the callback may be left out."""
         cdef uint64_t ticket = self.next_ticket()
         if ticket or self.callbacks_due:
             self.when_stored.append((ticket or self.durable_ticket, callback, conn))
+            if len(self.when_stored) > self.callbacks_most:
+                self.forget_closed()
         else:
             callback()
+
+    cdef int forget_closed(self) except -1:
+        # clients give up and try again while the disk hangs: their connections are not held until it is back
+        work(<uint64_t>len(self.when_stored) * VISIT)
+        self.when_stored = deque([each for each in self.when_stored
+                                  if each[2] is None or (<Connection>each[2]).state < CLOSING])
+        self.callbacks_most = max(<Py_ssize_t>CALLBACKS_MOST, 2 * len(self.when_stored))
+        return 0

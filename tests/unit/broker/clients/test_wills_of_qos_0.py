@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyx.core import work
+from pyx.delivery.connection import Connection
 from pyx.protocol.packets import Connect
 from tests import wire
 from tests.kept_store import KeptStore
@@ -205,6 +206,41 @@ def test_connections_that_are_gone_hold_no_connect(disk: str) -> None:
     store.sync()
     host.settle()
     assert host.connect("device", 5).session is not None
+
+
+@pytest.mark.parametrize("patient", [0, 10, 1500])
+def test_connections_that_are_gone_are_not_held_while_the_disk_hangs(patient: int) -> None:
+    """A client gives up and tries again, thousands of times; others wait."""
+    store = KeptStore()
+    host = Host(stores=[store], limits={"takeovers_per_minute_max": 0})
+    names = ["device", *(f"patient{number}" for number in range(patient))]
+    devices = [host.connect(name, 5, will=wire.Will(TOPIC, b"offline", 0)) for name in names]
+    store.manual = True
+    for device in devices:
+        host.lose(device)
+    waiting = [host.open(5) for _ in range(patient)]
+    for name, peer in zip(names[1:], waiting, strict=True):
+        peer.send(wire.connect(5, name))
+    host.settle()
+    before = connections()
+    for _ in range(4000):
+        again = host.open(5)
+        again.send(wire.connect(5, "device"))
+        host.turn()
+        host.lose(again)
+        host.peers.remove(again)
+        host.peer_of.clear()
+    assert connections() <= before + 1000 + patient + 5
+    store.manual = False
+    store.sync()
+    host.peer_of.update((peer.conn, peer) for peer in waiting)
+    host.settle()
+    assert [[packet.reason for packet in peer.packets] for peer in waiting] == [[0]] * patient
+
+
+def connections() -> int:
+    gc.collect()
+    return sum(isinstance(each, Connection) for each in gc.get_objects())
 
 
 def test_when_the_broker_stops_they_wait_for_no_disk() -> None:
