@@ -76,8 +76,13 @@ class Barrier:
 
     def submitted(self, now: float) -> None:
         """Note that links have everything that was routed until now. Their messages are flushed after this."""
+        outstanding: dict[Peer, int] | None = (
+            None  # one for all: ticks may be many until a slow sibling has received it
+        )
         for each in self._of_this_tick():
-            each.outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
+            if outstanding is None:
+                outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
+            each.outstanding = outstanding
         self._acknowledge(now)
 
     def _of_this_tick(self) -> Iterator[_Waiting]:
@@ -101,6 +106,7 @@ class Barrier:
     def _has_arrived(self, waiting: _Waiting) -> bool:
         if waiting.outstanding is None:
             return False
-        lacking = {peer: number for peer, number in waiting.outstanding.items() if self._links[peer].lacks(number)}
-        waiting.outstanding = lacking
-        return not lacking
+        for peer, number in list(waiting.outstanding.items()):
+            if not self._links[peer].lacks(number):
+                del waiting.outstanding[peer]
+        return not waiting.outstanding

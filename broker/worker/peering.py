@@ -212,6 +212,7 @@ class Peering:
         self._waiting_bytes -= batch.size
         if not waiting:
             del self._waiting[peer]
+        spend(len(batch.after) * STEP)
         for each in batch.after:
             each()
 

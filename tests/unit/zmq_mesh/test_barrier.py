@@ -127,3 +127,21 @@ def test_a_peer_that_has_died_has_nothing_to_receive() -> None:
     b.received = 5
     barrier.check(0.2)
     assert c.acknowledged == 8
+
+
+def test_interest_of_many_peers_in_many_ticks_shares_what_it_waits_for() -> None:
+    """A sibling that is slow for a second keeps thousands of ticks waiting, each of up to 63 peers."""
+    barrier, a, b, c = barrier_of()
+    c.sent = 5
+    for tick in range(1, 4):
+        barrier.interest_arrived(A, tick, 0.0)
+        barrier.interest_arrived(B, tick, 0.0)
+        barrier.submitted(0.0)
+        c.sent += 1
+    assert len(barrier.waiting) == 6
+    assert len({id(each.outstanding) for each in barrier.waiting}) == 3
+    for received, acknowledged in ((4, 0), (5, 1), (6, 2), (7, 3)):
+        c.received = received
+        barrier.check(0.1)
+        assert (a.acknowledged, b.acknowledged) == (acknowledged, acknowledged)
+    assert not barrier.waiting
