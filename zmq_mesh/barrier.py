@@ -76,9 +76,8 @@ class Barrier:
 
     def submitted(self, now: float) -> None:
         """Note that links have everything that was routed until now. Their messages are flushed after this."""
-        outstanding: dict[Peer, int] | None = (
-            None  # one for all: ticks may be many until a slow sibling has received it
-        )
+        # one table for all: ticks may be many until a slow sibling has received it
+        outstanding: dict[Peer, int] | None = None
         for each in self._of_this_tick():
             if outstanding is None:
                 outstanding = {peer: last for peer, link in self._links.items() if (last := link.outstanding())}
