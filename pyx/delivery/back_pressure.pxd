@@ -45,6 +45,7 @@ cdef class BackPressure:
     cdef Windows windows
 
     cdef readonly uint32_t guarded  # GUARD_...: checks before a publish is routed; 0 = none
+    cdef bint guards_qos_0          # ... also one of QoS 0 that is not to be retained
     cdef uint64_t guarded_since     # ms: when the first of these checks began
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None

@@ -96,12 +96,16 @@ cdef class BackPressure:
             GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
 
     cdef int guard_if(self, uint32_t what, bint on) except -1:
+        cdef uint32_t before = self.guarded
         if on:
-            if not self.guarded:
+            if not before:
                 self.guarded_since = self.state.now_ms
             self.guarded |= what
-        elif self.guarded & what:
+        else:
             self.guarded &= ~what
+        # the others concern no publish of QoS 0 that is not to be retained
+        self.guards_qos_0 = self.guarded & (GUARD_RATE | (GUARD_UNWRITTEN if self.limits.queue_qos0 else 0)) != 0
+        if before & ~self.guarded:
             self.release_held()
         return 0
 
