@@ -160,7 +160,9 @@ class HandoffLog:
 
     def renew(self) -> int:
         """Give the stream another number; return that."""
-        self.stream = secrets.randbits(63) | 1
+        former = self.stream
+        while self.stream & 0xFFFF == former & 0xFFFF:  # the bits by which messages show it (`envelope.pack_prefix`)
+            self.stream = secrets.randbits(63) | 1
         self.reserve(self.reserved)
         return self.stream
 

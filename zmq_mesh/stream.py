@@ -29,11 +29,12 @@ from zmq_mesh.envelope import BATCH, INTEREST, SEQUENCED, SKIP, U64, Buffer, Ref
 __all__ = ["Kept", "Stream"]
 
 _U64_MASK: Final = (1 << 64) - 1
-# After a restart the stream continues above every number that a former incarnation may have used without logging it.
-RESTART_SKIP: Final = 1 << 32
-# An incarnation is the time of its fork in us (shards.supervisor), and none uses so many numbers in a us: they differ
+# After a restart the stream continues above every number that a former incarnation may have used without logging it: an
+# incarnation is the time of its fork in us (shards.supervisor), and none uses so many numbers in a us. So they differ
 # from those of its predecessor even if that was killed before its own reservation was stored.
 NUMBERS_PER_MICROSECOND: Final = 1 << 10
+# ... or, if the clock was set back, so far above what is stored.
+RESTART_SKIP: Final = 1 << 32
 
 
 class Kept:
@@ -362,7 +363,8 @@ class Stream:
             self.kept.append(item)
             at = sequence
         # An incarnation that died before any ack came may have used numbers that are not in the log.
-        handoff.reserve(max(max(at, handoff.reserved) + RESTART_SKIP, self._incarnation * NUMBERS_PER_MICROSECOND))
+        number, known = self._incarnation * NUMBERS_PER_MICROSECOND, max(at, handoff.reserved)
+        handoff.reserve(number if number > known else known + RESTART_SKIP)
         self._keep_skip(at + 1, handoff.reserved, now)
         self.sequence = self.kept[-1].sequence
         self.unsent = len(self.kept)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.clients.authenticating import Authenticating
     from broker.clients.endings import Endings
     from broker.clients.occupants import Occupants
+    from broker.clients.unanswered import Unanswered
     from broker.clients.wills import Wills
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
@@ -52,6 +53,7 @@ class Closing:
         replaying: Replaying,
         endings: Endings,
         occupants: Occupants,
+        unanswered: Unanswered,
     ) -> None:
         self._context = context
         self._router = router = context.router
@@ -66,6 +68,7 @@ class Closing:
         self._replaying = replaying
         self._endings = endings
         self._occupants = occupants
+        self._unanswered = unanswered
 
     # ------------------------------------------------------------ before it is open
 
@@ -208,6 +211,8 @@ class Closing:
         self._row.add(count.CONNECTIONS_CLOSED)
         steps = Steps()
         steps.do(self._occupants.closed)
+        if session.is_watching:
+            steps.do(self._unanswered.forget, session)
         if reason and conn.version == 5:
             steps.do(self._say_goodbye, conn, reason, why)
         if self._recording.on:

@@ -107,7 +107,7 @@ class Retaining:
         self.wake: Callable[[], None] = lambda: None
         """Called when `run` gets something to do and had nothing."""
         self.when_taken: Callable[[Callable[[], None]], None] = lambda call: call()
-        """See `broker.worker.peering`."""
+        """See `broker.worker.peering`: a subscriber relies on the retained messages that have arrived here and wait."""
         self.replayed = 0
         """For `broker.replay.scheduler`: this work reads nothing from an archive."""
 
@@ -178,17 +178,23 @@ class Retaining:
 
     # ------------------------------------------------------------ walks
 
-    def send(self, session: Session, filters: list[bytes], asked: int) -> None:
-        """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time."""
+    def send(self, session: Session, asks: list[tuple[int, list[bytes]]]) -> None:
+        """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time.
+        `asks`: the numbers of `Unanswered.ask`, each with its filters.
+        """
         if session.connection is not None or session.durable:
-            self._send(session, filters, asked)
+            steps = _STEPS
+            for asked, filters in asks:
+                steps = self._send(session, filters, asked, steps)
+            self._begin_waiting(session)
+            self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(session.details.walks_waiting))
         self._unanswered.answered(session)
 
-    def _send(self, session: Session, filters: list[bytes], asked: int) -> None:
+    def _send(self, session: Session, filters: list[bytes], asked: int, steps: int) -> int:
+        """Note these filters, or look them up with some of so many steps. Return the steps that are left."""
         details: Details = session.details
         spend(len(filters) * STEP)
         all_of_it = asked, self._router.state.next_number(), None  # one tuple for all: there may be a hundred thousand
-        steps = _STEPS
         each = _MESSAGE_STEPS if self._state_records.keeps and session.durable else 1
         for text in filters:
             waits = text in details.walks_waiting
@@ -204,8 +210,7 @@ class Retaining:
             else:
                 session.watch()
             self._wait(session, text, all_of_it)
-        self._begin_waiting(session)
-        self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
+        return steps
 
     def _finds_nothing(self, text: bytes, steps: int) -> bool:
         """Whether it is already clear that nothing is retained for this filter, as is usual."""
@@ -272,13 +277,12 @@ class Retaining:
         spend(len(walk.parts) * 2 * STEP)
         for worker in walk.parts:
             if worker == self._context.index:
-                self._due(walk)
+                self.when_taken(lambda: self._due(walk))
             elif worker not in walk.numbers:
                 self._ask(walk, worker)
 
     def resumed(self, session: Session) -> None:
         """Continue the walks of a session that has a connection again."""
-        self._unanswered.forget(session)
         details: Details = session.details
         for walk in list(details.walks):
             self._go(walk)
@@ -294,7 +298,6 @@ class Retaining:
 
     def ended(self, session: Session) -> None:
         """Drop all walks of a session that has ended."""
-        self._unanswered.ended(session)
         details: Details = session.details
         details.walks_waiting = NONE_WAITING
         for walk in list(details.walks):
@@ -420,7 +423,6 @@ class Retaining:
     def asked(self, peer: Peer, payload: bytes) -> None:
         """Queue a question of a sibling."""
         asked = _Asked(peer, questions.unpack_question(payload))
-        # retained messages may be among what has arrived from other siblings and waits: the asker relies on them
         self.when_taken(lambda: self._put_work(asked))
 
     def _answer(self, asked: _Asked) -> None:

@@ -179,21 +179,24 @@ class Subscribing:
         filters, identifier, packet_id = packet.filters, packet.identifier, packet.packet_id
         del packet  # do not keep it while its answer waits
         codes: list[int] = []
-        wanted: list[bytes] = []  # filters whose retained messages are sent
         made: list[_Named] = []
-        retaining, asked = self._retaining, 0
+        asks: list[tuple[int, list[bytes]]] = []  # filters whose retained messages are sent
+        retaining = self._retaining
         for first in range(0, len(filters), AT_ONCE):
             if first:
                 yield
             piece = filters[first : first + AT_ONCE]
             spend(len(piece) * 4 * STEP)
+            wanted: list[bytes] = []
             for item in piece:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
-            if wanted and not asked and self._context.settings.protocol.retain_available:
-                asked = self._unanswered.begin(session)
+            if wanted and self._context.settings.protocol.retain_available:
+                if not asks:
+                    self._unanswered.begin(session)
+                asks.append((self._unanswered.ask(session), wanted))
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         interest = 0  # siblings need no update for filters that were all refused
-        if asked:
+        if asks:
             # what is on its way to the owners of retained topics must be there before they are asked, also where this
             # worker gets it already for another subscription
             interest = self._context.another_interest_number()
@@ -203,8 +206,8 @@ class Subscribing:
             conn,
             suback,
             interest,
-            (lambda: retaining.send(session, wanted, asked)) if asked else None,
-            lambda conn: self._take_back(conn, packet_id, codes, made, asked),
+            (lambda: retaining.send(session, asks)) if asks else None,
+            lambda conn: self._take_back(conn, packet_id, codes, made, bool(asks)),
         )
 
     def _subscribe_one(
@@ -241,7 +244,7 @@ class Subscribing:
         return options & _QOS
 
     def _take_back(
-        self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named], asked: int
+        self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named], asks: bool
     ) -> bytes | None:
         """Undo the subscriptions of a SUBACK that has waited for a failing disk; return a SUBACK that says so. None:
         some have replaced earlier ones, and cannot be undone.
@@ -249,7 +252,7 @@ class Subscribing:
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
-        if asked:
+        if asks:
             self._unanswered.answered(session)
         self._context.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]

@@ -24,18 +24,21 @@ class Unanswered:
         """Return the number of sessions."""
         return len(self._counts)
 
-    def begin(self, session: Session) -> int:
-        """Note a SUBSCRIBE; return its number. A message that is sent live from now on is newer than what will be found
-        retained: no older one of its topic may follow it.
-        """
+    def begin(self, session: Session) -> None:
+        """Note a SUBSCRIBE."""
         before = self._counts.get(session, 0)
         if not before:
             session.watch()
         self._counts[session] = before + 1
+
+    def ask(self, session: Session) -> int:
+        """Return a number for filters that have just been subscribed. A message that is sent live from now on is newer
+        than what will be found retained: no older one of its topic may follow it.
+        """
         return session.ask(self._windows.position)
 
     def answered(self, session: Session) -> None:
-        """Note that one has been answered."""
+        """Note that a SUBSCRIBE has been answered."""
         before = self._counts.get(session, 0)
         if before > 1:
             self._counts[session] = before - 1
@@ -46,7 +49,3 @@ class Unanswered:
         """Note that none will be answered any more: the connection on which they came has ended."""
         if self._counts.pop(session, 0):
             session.unwatch()
-
-    def ended(self, session: Session) -> None:
-        """Note that the session has ended."""
-        self._counts.pop(session, None)

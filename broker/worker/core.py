@@ -116,8 +116,9 @@ class Node:
         authenticating = self.authenticating = Authenticating(context)
         occupants = self.occupants = Occupants(context, sessions, state_records, wills, endings, capacity)
         closing = self.closing = Closing(
-            context, sessions, state_records, recording, authenticating, wills, replaying, endings, occupants
-        )
+            context, sessions, state_records, recording, authenticating, wills, replaying, endings, occupants,
+            unanswered,
+        )  # fmt: skip
         connecting = self.connecting = Connecting(
             context, sessions, state_records, recording, authenticating, authorising, capacity, endings, occupants,
             closing, retaining, replaying,

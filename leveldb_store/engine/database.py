@@ -78,15 +78,15 @@ class WriteBatch:
 
     def put_all(self, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Put these (key, value) records."""
-        put = self.gathered.put
-        try:
-            for key, value in records:
-                put(key, value)
-        except RuntimeError:
-            self._begin_anew()
+        while True:
             put = self.gathered.put
-            for key, value in records:
-                put(key, value)
+            try:
+                for key, value in records:
+                    put(key, value)
+            except RuntimeError:
+                self._begin_anew()
+            else:
+                return
 
     def delete(self, key: bytes) -> None:
         """As of a plyvel.WriteBatch."""

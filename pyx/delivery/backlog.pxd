@@ -38,7 +38,7 @@ cdef class Backlog(Sender):
     cdef Batch read_unread(self, Session s)
     cdef int caught_up(self, Session s) except -1
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
-    cdef int sent_live(self, Session s, const Content* c) except -1
+    cdef int sent_live(self, Session s, const Content* c, uint32_t asked) except -1
     cdef bint option_of(self, Session s, Message m, Membership* e, uint64_t position, uint8_t* options,
                         int* ids_len) except -1
     cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2

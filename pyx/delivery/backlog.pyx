@@ -252,6 +252,7 @@ cdef class Backlog(Sender):
         # when the message is sent; unless that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
+        cdef uint32_t asked
         cdef int ids_len = self.options_of(s, m, s.cursor, &options)
         if ids_len < 0:
             return 0
@@ -263,15 +264,18 @@ cdef class Backlog(Sender):
             return 0
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len else None
-        # messages published after the last SUBSCRIBE that asked are as new as live ones
-        if c.retain and s.watched and s.cursor > s.asked_behind:
-            self.sent_live(s, c)
+        # messages published after a SUBSCRIBE that asked are as new as live ones
+        if c.retain and s.watched:
+            asked = s.asked_before(s.cursor)
+            if asked:
+                self.sent_live(s, c, asked)
         return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
 
-    cdef int sent_live(self, Session s, const Content* c) except -1:
-        # a message with RETAIN is sent while retained ones are on their way: no older one of its topic may follow it
+    cdef int sent_live(self, Session s, const Content* c, uint32_t asked) except -1:
+        # a message with RETAIN is sent while retained ones are on their way: no older one of its topic may follow it as
+        # the answer to a SUBSCRIBE with this number or a lower one
         cdef uint64_t topic = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
-        if not watched_sent(&s.seen, topic, c.number, s.asked):
+        if not watched_sent(&s.seen, topic, c.number, asked):
             self.counters.at[count.RETAINED_UNWATCHED] += 1
         return 0
 

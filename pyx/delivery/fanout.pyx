@@ -220,7 +220,7 @@ cdef class FanOut:
                 ids_len and self.state.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
             return self.state.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if c.retain and s.watched:
-            self.backlog.sent_live(s, c)
+            self.backlog.sent_live(s, c, s.asked)
         if qos:
             slot = s.open_slot()
             packet_id = slot.packet_id

@@ -107,6 +107,8 @@ cdef class Journal:
             else:
                 self.state.attempt(conn, callback)
         self.callbacks_due = False
+        if not self.when_stored:
+            self.callbacks_most = CALLBACKS_MOST
         return 0
 
     cdef uint64_t next_ticket(self) noexcept:

@@ -25,6 +25,7 @@ cdef enum:
     SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
     RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
     REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
+    ASKS_MAX = 64               # SUBSCRIBEs remembered whose retained messages are on their way
 
 
 cdef enum WindowState:
@@ -129,7 +130,8 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t stamp                 # of the router's last merge that included this session
     cdef uint32_t merged                # its index there
     cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
-    cdef uint64_t asked_behind          # the last position of the log at the last of them
+    cdef list asks                      # [(number, last position of the log then), ...] of the first ASKS_MAX of them
+                                        # since retained messages are on their way
     cdef WatchedTopics seen             # topics sent live, while it waits for retained messages
     cdef uint64_t swept                 # the last sweep that checked its bounds
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
@@ -163,6 +165,7 @@ cdef class Session:             # one for each client: without padding; state th
     cdef list take_queued(self, uint32_t origin, uint8_t kind)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
+    cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF
     cdef void watch_no_more(self) noexcept
     # before a subscription is replaced by one that would not get its queued messages: keep its options up to `last`
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1

@@ -338,11 +338,26 @@ cdef class Session:
         answer it; a message with RETAIN that is sent live from now on replaces an older one of its topic. `position`:
         the last one of the log."""
         self.asked += 1
-        self.asked_behind = position
+        if self.asks is None:
+            self.asks = []
+        if len(self.asks) < ASKS_MAX:
+            self.asks.append((self.asked, position))
         return self.asked
+
+    cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF:
+        # the number of the last SUBSCRIBE before that position of the log was given out; 0: none of those remembered
+        cdef uint32_t asked
+        cdef uint64_t behind
+        if self.asks is not None:
+            work(<uint64_t>len(self.asks) * VISIT)
+            for asked, behind in reversed(self.asks):
+                if position > behind:
+                    return asked
+        return 0
 
     cdef void watch_no_more(self) noexcept:
         self.watched = False
+        self.asks = None
         watched_forget(&self.seen)
 
     def unwatch(self):

@@ -16,6 +16,7 @@ from tests import wire
 from tests.kept_host import let_go
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
+from tests.unit.broker.clients.test_retaining import subscribe_and_hold
 from tests.unit.broker.worker.test_batches_in_pieces import MANY, OPEN, TOPIC
 from tests.unit.pyx.delivery.test_router import client_at
 from zmq_mesh.contract import LinkLimits
@@ -238,10 +239,11 @@ def test_behind_what_is_read_back_from_the_hand_off_log() -> None:
     assert got(late) == [(b"x", True)]
 
 
+@pytest.mark.parametrize("worker", [1, OWNER])
 @pytest.mark.parametrize("kept", [False, True])
-def test_received_is_not_taken(kept: bool) -> None:
+def test_received_is_not_taken(kept: bool, worker: int) -> None:
     """The owner takes batches in pieces, and has received more than it has taken. What it says to the publisher's
-    worker meanwhile must not let the question overtake the message.
+    worker meanwhile must not let the question of another worker, or its own look-up, overtake the message.
     """
     host = Host(WORKERS, limits=OPEN, stores=[KeptStore() for _ in range(WORKERS)] if kept else None)
     topic = topic_of(OWNER)
@@ -250,7 +252,7 @@ def test_received_is_not_taken(kept: bool) -> None:
     much = client(host, "much", OWNER)
     for first in range(0, len(MANY), 4096):
         much.subscribe(*((text, 0) for text in MANY[first : first + 4096]))
-    talker, late = client(host, "talker", OWNER), client(host, "late", 1)
+    talker, late = client(host, "talker", OWNER), client(host, "late", worker)
     publishers = [client(host, f"publisher{number}") for number in range(4)]
     host.pass_time(SILENCE + 1)
     for peer in publishers[:3]:
@@ -325,6 +327,7 @@ def test_a_client_leaves_before_its_suback(how: str) -> None:
     assert watches(session)
     if how == "lost":
         host.lose(late)
+        assert not watches(session), "while it is away nothing is sent live"
     again = client(host, "late", 1, clean=how == "ended", expiry=1000)
     assert not len(unanswered)
     assert not watches(session)
@@ -366,3 +369,48 @@ def test_a_subscription_that_cannot_be_stored_is_not_watched_for() -> None:
     assert late.next("SUBACK").codes == (0x97,)
     assert not len(host.nodes[1].unanswered)
     assert not watches(late.session)
+
+
+@pytest.mark.parametrize("others", [0, 1, 100])
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_the_log_had_for_an_earlier_subscribe_is_newer_than_what_that_finds(kept: bool, others: int) -> None:
+    """It is newer than the answer to the SUBSCRIBE before it, whatever SUBSCRIBE follows."""
+    host = Host(WORKERS, stores=[KeptStore() for _ in range(WORKERS)] if kept else None)
+    topic = topic_of(OWNER)
+    publisher = client(host, "publisher")
+    publisher.publish(topic, b"old", 1, retain=True)
+    late = client(host, "late", 1, clean=False, expiry=1000, properties={"receive_maximum": 1})
+    late.subscribe(("fill", 1))
+    for number in range(3):
+        publisher.publish("fill", b"%d" % number, 1)
+        host.settle()
+    first = late.next("PUBLISH")
+    subscribe_and_hold(late, (topic, 1), (OWNER, 1))
+    host.settle()  # the owner has answered, and the answer waits
+    publisher.publish(topic, b"new", 1, retain=True)
+    host.settle()
+    for number in range(others):
+        late.send(wire.subscribe(5, 100 + number, (f"other/{number}", 1)))
+        host.settle()
+    late.ack("PUBACK", first.packet_id)
+    received = [packet.payload for packet in late.receive()]
+    assert received == [b"1", b"2", b"new"]
+    host.held = set()
+    host.settle()
+    host.pass_time(1)
+    assert [late.next("SUBACK").codes for _ in range(others)] == [(1,)] * others
+    assert late.receive() == []
+    assert host.counters(1)["dropped_overtaken"] == 1
+
+
+def test_a_filter_of_a_later_piece_is_asked_for_when_it_is_subscribed() -> None:
+    """What an earlier subscription is sent while the SUBSCRIBE is carried out is not its retained message."""
+    host = Host()
+    publisher, late = client(host, "publisher"), client(host, "late")
+    late.subscribe(("+", 0))
+    late.send(wire.subscribe(5, 9, *((f"n/{number}", 1) for number in range(999)), ("z", 1)))
+    publisher.send(wire.publish(5, "z", b"x", qos=1, packet_id=1, retain=True))
+    host.settle()
+    host.pass_time(1)
+    received = [(packet.kind, packet.qos, packet.retain) for packet in late.packets]
+    assert received == [("PUBLISH", 0, False), ("SUBACK", 0, False), ("PUBLISH", 1, True)]

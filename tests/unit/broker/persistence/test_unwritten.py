@@ -164,6 +164,37 @@ def test_who_has_waited_once_waits_anew(qos: int, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_wait_at_qos_0_does_not_count_for_a_later_one(version: int) -> None:
+    """While something else is guarded, publishes at QoS 0 are taken without a look at their former wait."""
+    host = Host(1, limits={"store_error_seconds_max": WAIT}, queue_qos0=True)
+    pressure = host.node.router.back_pressure
+    subscriber, publisher = host.connect("subscriber"), host.connect("publisher", version)
+    subscriber.subscribe(("t", 1))
+    pressure.set_memory_full(5, True)  # of a sibling
+    host.pass_time(1)
+    pressure.set_store_unwritten(0, True)
+    publisher.publish("t", b"waits", 0)
+    host.settle()
+    host.pass_time(0.5)
+    assert pressure.connections_held == 1
+    pressure.set_store_unwritten(0, False)
+    host.pass_time(0.5)
+    for _ in range(10):
+        publisher.publish("t", b"more", 0)
+        host.pass_time(1)
+    assert len(subscriber.receive()) == 11
+    pressure.set_store_unwritten(0, True)
+    publisher.publish("t", b"waits, too", 1)
+    host.pass_time(WAIT / 2)
+    assert not publisher.closed
+    assert not publisher.packets
+    assert host.counters()["store_refused"] == 0
+    pressure.set_store_unwritten(0, False)
+    host.pass_time(0.5)
+    assert publisher.next("PUBACK").reason == 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_connects_that_need_records_are_refused(version: int) -> None:
     """A client that connects with a large will and does not wait for CONNACK would fill the memory; clients with a
     stored session may connect.
