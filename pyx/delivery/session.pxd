@@ -130,8 +130,8 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t stamp                 # of the router's last merge that included this session
     cdef uint32_t merged                # its index there
     cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
-    cdef list asks                      # [(number, last position of the log then), ...] of the first ASKS_MAX of them
-                                        # since retained messages are on their way
+    # [(number, last position of the log then), ...] of the first ASKS_MAX since retained messages are on their way
+    cdef list asks
     cdef WatchedTopics seen             # topics sent live, while it waits for retained messages
     cdef uint64_t swept                 # the last sweep that checked its bounds
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
