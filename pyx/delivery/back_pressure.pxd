@@ -60,6 +60,7 @@ cdef class BackPressure:
     cdef uint64_t store_full        # bits of the workers whose disk takes no message
     cdef uint64_t store_unwritten   # bits of the workers whose store has store_unwritten_bytes_max to write
 
+    cdef bint concerns(self, Connection conn, uint8_t qos, bint retain) noexcept
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
     # may a SUBSCRIBE or UNSUBSCRIBE with this number of Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
