@@ -20,10 +20,6 @@ class Unanswered:
         self._windows = context.router.windows
         self._counts: dict[Session, int] = {}
 
-    def __len__(self) -> int:
-        """Return the number of sessions."""
-        return len(self._counts)
-
     def begin(self, session: Session) -> None:
         """Note a SUBSCRIBE."""
         before = self._counts.get(session, 0)

@@ -313,7 +313,7 @@ def test_what_is_sent_live_before_the_suback_is_newer_than_what_is_retained(kept
     host.pass_time(1)
     assert [packet.payload for packet in late.packets if packet.kind == "PUBLISH"] == [b"new"], "and not the older one"
     host.settle()
-    assert not len(host.nodes[1].unanswered)
+    assert not len(host.nodes[1].unanswered._counts)
 
 
 @pytest.mark.parametrize("how", ["lost", "taken over", "ended"])
@@ -323,20 +323,20 @@ def test_a_client_leaves_before_its_suback(how: str) -> None:
     topic = topic_of(OWNER)
     _, late, _ = waiting_for_its_suback(host, topic)
     unanswered, session = host.nodes[1].unanswered, late.session
-    assert len(unanswered) == 1
+    assert len(unanswered._counts) == 1
     assert watches(session)
     if how == "lost":
         host.lose(late)
         assert not watches(session), "while it is away nothing is sent live"
     again = client(host, "late", 1, clean=how == "ended", expiry=1000)
-    assert not len(unanswered)
+    assert not len(unanswered._counts)
     assert not watches(session)
     host.held = set()
     host.settle()
     again.subscribe((topic, 1))
     host.pass_time(0.2)
     assert got(again) == [(b"old", True)]
-    assert not len(unanswered)
+    assert not len(unanswered._counts)
     assert not watches(again.session)
 
 
@@ -353,7 +353,7 @@ def test_several_subscribes_whose_subacks_wait() -> None:
     host.pass_time(0.5)
     assert [packet.kind for packet in late.packets if packet.kind == "SUBACK"] == ["SUBACK"] * 3
     assert [packet.payload for packet in late.receive(lambda packet: packet.kind == "PUBLISH")].count(b"old") >= 2
-    assert not len(unanswered)
+    assert not len(unanswered._counts)
     assert not watches(session)
 
 
@@ -363,11 +363,11 @@ def test_a_subscription_that_cannot_be_stored_is_not_watched_for() -> None:
     stores[1].manual = True
     late.send(wire.subscribe(5, 1, ("t/1", 1)))
     host.settle()
-    assert len(host.nodes[1].unanswered) == 1
+    assert len(host.nodes[1].unanswered._counts) == 1
     stores[1].failed = "no disk"
     host.pass_time(5)
     assert late.next("SUBACK").codes == (0x97,)
-    assert not len(host.nodes[1].unanswered)
+    assert not len(host.nodes[1].unanswered._counts)
     assert not watches(late.session)
 
 
