@@ -5,8 +5,8 @@ asked. A retained message that this worker routed before it knew of the interest
 If the question reached the owner before it, the subscriber would get the message neither live nor as a retained
 message, although clients of this worker may have it already. So an acknowledgement waits until each sibling has
 received what this worker had for it when the interest arrived: also what waits for the disk, what is read back from a
-hand-off log, and what the tick has not submitted yet. Where the siblings know the interest already, a SUBSCRIBE that asks
-for retained messages gives it another number all the same (`Publisher.touch`).
+hand-off log, and what the tick has not submitted yet. A SUBSCRIBE that asks for retained messages gives the interest
+another number (`Publisher.touch`) also where the siblings know it already.
 
 Siblings that are away or gone are not waited for, and none for longer than link_silence_seconds_max.
 """
