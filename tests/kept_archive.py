@@ -60,9 +60,9 @@ class KeptArchive:
     def take(self) -> list[Message]:
         """Take the archived messages that go into the store's open batch."""
         taken, size = [], 0
-        for _, count, first, _, levels, records in self.archiver.take():
-            size += len(records)
-            for archived in schema.decode_block(schema.encode_head(count, first, 0, 0, levels) + records):
+        for _, _, records_bytes, _, block in self.archiver.take():
+            size += records_bytes
+            for archived in schema.decode_block(block):
                 stored = archived.message
                 taken.append(
                     Message.create(

@@ -93,7 +93,8 @@ class Archive:
             for rule in self.rules
         }
         self._stretches = {rule.number: Stretch(found.highest) for rule in self._configured}
-        self._running = {rule.number: self._counts_of(rule.number) for rule in self._configured}
+        for place, rule in enumerate(self._configured):
+            self.archiver.count_from(place, *self._counts_of(rule.number))
         self._lasts = {number: max(held.last for held in each) for number, each in found.sequences.items()}
         self._waiting: deque[tuple[int, int, int, bytes]] = deque()
         """(ticket, last number, bytes of records, its topics if they are noted) of commits that are not durable yet."""
@@ -117,23 +118,18 @@ class Archive:
         grown: dict[int, int] = {}
         last = records_bytes = 0
         topics = bytearray(schema.SUMMARY_BITS_BYTES) if self._noted_behind != schema.HIGHEST else None
-        for place, count, first, end, levels, records in self.archiver.take():
+        for place, end, size, running, block in self.archiver.take():
             number = self._configured[place].number
-            messages, size = self._running[number]
-            key = schema.block_key(number, self._worker, end)
-            value = schema.encode_head(count, first, messages, size, levels) + records
-            put(key, value)
-            summary = self._stretches[number].add(end, records)
+            put(schema.block_key(number, self._worker, end), block)
+            summary = self._stretches[number].add(end, block)
             if summary is not None:
                 put(schema.summary_key(number, self._worker, end), summary)
             if topics is not None:
-                note_topics(topics, records)
-            size += len(key) + len(value)
-            self._running[number] = messages + count, size
+                note_topics(topics, block)
             self._lasts[number] = end
-            grown[number] = size
+            grown[number] = running
             last = max(last, end)
-            records_bytes += len(records)
+            records_bytes += size
         if last:
             self._waiting.append((ticket, last, records_bytes, bytes(topics or b"")))
         return grown

@@ -35,11 +35,11 @@ class Stretch:
         self._blocks = self._bytes = 0
         self._bits = bytearray(schema.SUMMARY_BITS_BYTES)
 
-    def add(self, last: int, records: bytes) -> bytes | None:
+    def add(self, last: int, block: bytes) -> bytes | None:
         """Add a block with number `last` at its end; return the summary's value with the last block of the stretch."""
-        note_topics(self._bits, records)
+        note_topics(self._bits, block)
         self._blocks += 1
-        self._bytes += len(records)
+        self._bytes += len(block)
         if self._blocks < schema.SUMMARY_BLOCKS and self._bytes < schema.SUMMARY_STRETCH_BYTES:
             return None
         value = schema.encode_summary(self._first, self._blocks, self._bits)

@@ -54,7 +54,7 @@ SUMMARY_FORMAT: Final = 1
 SUMMARY_HEAD: Final = struct.Struct("<BQI")
 SUMMARY_BITS_BYTES: Final = 1024
 SUMMARY_BLOCKS: Final = 256  # largest size of a stretch: blocks,
-SUMMARY_STRETCH_BYTES: Final = 256 << 10  # ... or bytes of records
+SUMMARY_STRETCH_BYTES: Final = 256 << 10  # ... or bytes of blocks
 BLOCK_KEY_BYTES: Final = 1 + _KEY.size
 
 

@@ -279,11 +279,12 @@ cdef void note_topic(uint8_t* bits, const uint8_t* topic, size_t n) noexcept:
     set_bits(bits, whole)
 
 
-def note_topics(bytearray bits not None, bytes records not None):
-    """Add the topics of a block's records, as made by `pyx.storage.archive`, to a summary."""
-    cdef const uint8_t* p = <const uint8_t*><const char*>records
+def note_topics(bytearray bits not None, bytes block not None):
+    """Add the topics of a block, as made by `pyx.storage.archive`, to a summary."""
+    cdef const uint8_t* end
+    cdef const uint8_t* p = records_of(block, &end)
     cdef uint8_t* b = <uint8_t*><char*>bits
-    cdef size_t at = 0, n = <size_t>len(records), size, length, slot
+    cdef size_t at = 0, n = <size_t>(end - p), size, length, slot
     cdef size_t[SLOTS] seen_at
     cdef size_t[SLOTS] seen_length
     if len(bits) != BITS // 8:

@@ -60,7 +60,10 @@ cdef class BackPressure:
     cdef uint64_t store_full        # bits of the workers whose disk takes no message
     cdef uint64_t store_unwritten   # bits of the workers whose store has store_unwritten_bytes_max to write
 
-    cdef bint concerns(self, Connection conn, uint8_t qos, bint retain) noexcept
+    cdef inline bint concerns(self, Connection conn, uint8_t qos, bint retain) noexcept:
+        # whether a publish must be judged
+        return self.guarded and (qos or retain or self.guards_qos_0 or conn.pace != NULL and conn.pace.since)
+
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
     # may a SUBSCRIBE or UNSUBSCRIBE with this number of Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1

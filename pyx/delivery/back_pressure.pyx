@@ -111,10 +111,6 @@ cdef class BackPressure:
 
     # ------------------------------------------------------------ one publish
 
-    cdef bint concerns(self, Connection conn, uint8_t qos, bint retain) noexcept:
-        # whether a publish must be judged, while something is guarded
-        return qos or retain or self.guards_qos_0 or (conn.pace != NULL and conn.pace.since)
-
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1:
         cdef Pace* pace = self.pace_of(conn)
         cdef uint32_t i

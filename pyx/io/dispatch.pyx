@@ -477,7 +477,7 @@ cdef class Dispatch:
                 return self.refuse(conn, s, &pub, TOPIC_NAME_INVALID,
                                    "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
-        if router.back_pressure.guarded and router.back_pressure.concerns(conn, pub.qos, pub.retain):
+        if router.back_pressure.concerns(conn, pub.qos, pub.retain):
             held = self.guard(conn, s, &pub, m, total)
             if held:
                 return held - 1

@@ -1,8 +1,8 @@
 # cython: language_level=3
 """Gathering of messages for the archive: see the .pyx.
 
-Call order, per publish: rule_of -> append. Per commit: take, by the store (`leveldb_store.archive.archive`), and when
-the taken blocks are durable: settled.
+Call order: count_from, at start. Per publish: rule_of -> append. Per commit: take, by the store
+(`leveldb_store.archive.archive`), and when the taken blocks are durable: settled.
 """
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -26,6 +26,8 @@ cdef struct Gathered:               # the block being filled for a rule
     uint32_t[LEVELS_MAX] level_at   # offsets of the first levels of its topics
     uint8_t[LEVELS_MAX] level_bytes
     uint8_t levels                  # their number, or MANY_LEVELS
+    uint64_t messages_before        # running counts of its sequence
+    uint64_t bytes_before
 
 
 cdef struct Known:                  # a topic's cached rule

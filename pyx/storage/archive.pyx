@@ -1,10 +1,12 @@
 """The archive's part of the data path: finds the rule that archives a topic, and fills the blocks of the tick.
 
 A message is appended to the block of its rule as bytes, straight from its source; no object is made for it. The store
-takes the blocks of a commit as bytes (`take`) and puts the head before them (`leveldb_store.format.archive_schema` has
-both formats, and a plain Python decoder; one test compares the two on the same bytes). A full block is sealed, and
-another one begun: so a reader's page is never much larger than a block.
+takes the blocks of a commit as bytes (`take`; `leveldb_store.format.archive_schema` has the format, and a plain Python
+codec; one test compares the two on the same bytes). A full block is sealed, and another one begun: so a reader's page
+is never much larger than a block.
 
+    block       u8 format | u32 messages | u64 number of the first | u64 messages and u64 bytes before it in its
+                sequence | u8 number of first levels, each: u8 length and text | records
     record      u32 matches | u8 tenant | a mesh entry | u16 length and publisher's client id
 
 Numbers rise within a block, because they are given out in the order in which messages are routed.
@@ -23,7 +25,10 @@ cdef extern from "Python.h":
 
 cdef enum:
     BLOCK_BYTES = 65536             # a block of this size is sealed
-    HEAD_BYTES = 38                 # of a record: matches, tenant, the fixed part of an entry with expiry, the length
+    RECORD_HEAD_BYTES = 38          # matches, tenant, the fixed part of an entry with expiry, the length
+    BLOCK_FORMAT = 1
+    BLOCK_HEAD_BYTES = 30           # without the levels
+    BLOCK_KEY_BYTES = 12
     PUBLISHER_BYTES_MAX = 0xFFFF
     ENTRY_RETAIN = 0x04             # pyx.storage.entries
     ENTRY_EXPIRES = 0x08
@@ -84,7 +89,7 @@ cdef class Archiver:
                 name_bytes = len(encoded)
         if name_bytes > PUBLISHER_BYTES_MAX:
             name_bytes = 0
-        need = HEAD_BYTES + <uint64_t>c.topic_len + c.props_len + c.payload_len + <uint64_t>name_bytes
+        need = RECORD_HEAD_BYTES + <uint64_t>c.topic_len + c.props_len + c.payload_len + <uint64_t>name_bytes
         if g.cap - g.size < need:
             cap = max(<uint64_t>g.cap * 2, <uint64_t>1024)
             while cap < g.size + need:
@@ -147,12 +152,26 @@ cdef class Archiver:
 
     cdef int seal(self, uint32_t rule) except -1:
         cdef Gathered* g = &self.gathered[rule]
-        cdef uint32_t i
-        cdef list levels = None
-        if g.levels != MANY_LEVELS:
-            levels = [PyBytes_FromStringAndSize(<char*>g.at + g.level_at[i], g.level_bytes[i]) for i in range(g.levels)]
-        self.sealed.append((rule, g.count, g.first, g.last, levels,
-                            PyBytes_FromStringAndSize(<char*>g.at, g.size)))
+        cdef uint32_t levels = 0 if g.levels == MANY_LEVELS else g.levels, i
+        cdef uint64_t size = BLOCK_HEAD_BYTES + <uint64_t>g.size
+        cdef bytes block
+        cdef uint8_t* p
+        for i in range(levels):
+            size += 1 + <uint64_t>g.level_bytes[i]
+        block = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+        p = <uint8_t*><char*>block
+        p[0] = BLOCK_FORMAT
+        p = put64(put64(put64(put32(p + 1, g.count), g.first), g.messages_before), g.bytes_before)
+        p[0] = g.levels
+        p += 1
+        for i in range(levels):
+            p[0] = g.level_bytes[i]
+            memcpy(p + 1, g.at + g.level_at[i], g.level_bytes[i])
+            p += 1 + g.level_bytes[i]
+        memcpy(p, g.at, g.size)
+        g.messages_before += g.count
+        g.bytes_before += BLOCK_KEY_BYTES + size
+        self.sealed.append((rule, g.last, g.size, g.bytes_before, block))
         g.count = g.size = 0
         g.levels = 0
         if g.cap > 4 * BLOCK_BYTES:
@@ -161,9 +180,17 @@ cdef class Archiver:
             g.cap = 0
         return 0
 
+    def count_from(self, uint32_t place, uint64_t messages, uint64_t size):
+        """Set the running counts of the sequence that the rule at this place goes on with: its messages, and the bytes
+        of its blocks and their keys. IndexError: there is no such rule."""
+        if place >= self.rules:
+            raise IndexError("no rule at this place")
+        self.gathered[place].messages_before = messages
+        self.gathered[place].bytes_before = size
+
     def take(self):
-        """Return the blocks since the last call: [(place of the rule, messages, first number, last number, first levels
-        or None for many, records)]. Those of one rule are in order."""
+        """Return the blocks since the last call: [(place of the rule, last number, bytes of records, running count of
+        bytes with this block, the block)]. Those of one rule are in order."""
         cdef uint32_t i
         cdef list out
         for i in range(self.rules):

@@ -121,11 +121,13 @@ def made(archived: schema.ArchivedMessage) -> Message:
 
 def packed(messages: list[schema.ArchivedMessage], before: int = 0, size: int = 0) -> bytes:
     archiver = Archiver([b"#"])
+    archiver.count_from(0, before, size)
     for each in messages:
         archiver.add(made(each), each.matches)
-    [(_, count, first, last, levels, records)] = archiver.take()
+    [(_, last, _, running, block)] = archiver.take()
     assert last == messages[-1].message.number
-    return schema.encode_head(count, first, before, size, levels) + records
+    assert running == size + len(schema.block_key(1, 0, last)) + len(block)
+    return block
 
 
 def test_a_block_is_these_bytes_both_ways() -> None:
@@ -144,6 +146,24 @@ def test_a_block_is_these_bytes_both_ways() -> None:
     assert [each.properties for each in found] == [b"", b"\x01\x01", EXPIRY]
     assert found[2].expires == 0x1122334455
     assert (first_of(GOLDEN_BYTES), check(GOLDEN_BYTES, 0, LAST)) == (0x0102030405060708, 3)
+
+
+def test_the_blocks_of_each_rule_go_on_with_its_own_running_counts() -> None:
+    archiver = Archiver([b"a/#", b"b/#"])
+    archiver.count_from(0, 5, 100)
+    archiver.count_from(1, 2**64 - 2, 2**63)
+    with pytest.raises(IndexError):
+        archiver.count_from(2, 0, 0)
+    expected = {0: (5, 100), 1: (2**64 - 2, 2**63)}
+    for number in range(1, 5):
+        topics = (b"a/%d" % number, b"b/%d" % number)
+        messages = {place: Message.create(topic, b"x", 0, number=number) for place, topic in enumerate(topics)}
+        assert all(archiver.add(message) for message in messages.values())
+        for place, last, _, running, block in archiver.take():
+            head = schema.decode_head(block)
+            assert (last, head.messages, head.messages_before, head.bytes_before) == (number, 1, *expected[place])
+            expected[place] = (expected[place][0] + 1) % 2**64, expected[place][1] + 12 + len(block)
+            assert running == expected[place][1]
 
 
 def test_keys_and_rules_are_these_bytes() -> None:

@@ -22,16 +22,17 @@ from tests.contract.test_archive import FILTERS, LEVELS, Source, matches, opened
 from tests.waiting import wait_until
 
 
-def records_of(topics: list[bytes]) -> bytes:
+def blocks_of(topics: list[bytes]) -> list[bytes]:
     archiver = Archiver([b"#", b"$x/#"])
     for number, topic in enumerate(topics, 1):
         archiver.add(Message.create(topic, b"x" * (number % 3), number % 3, number=number, publisher="me"))
-    return b"".join(block[5] for block in archiver.take())
+    return [block for *_, block in archiver.take()]
 
 
 def bits_of(topics: list[bytes]) -> bytes:
     bits = bytearray(schema.SUMMARY_BITS_BYTES)
-    note_topics(bits, records_of(topics))
+    for block in blocks_of(topics):
+        note_topics(bits, block)
     return bytes(bits)
 
 

@@ -10,7 +10,7 @@ import pytest
 from broker.cli import main as cli
 from broker.config.archive import ArchiveRule, archive_errors, archive_options, size_of
 from leveldb_store.contract import Archive, Page
-from leveldb_store.format.archive_schema import NUMBER_WORKER_BITS
+from leveldb_store.format.archive_schema import NUMBER_WORKER_BITS, decode_head
 from pyx.core import counters as count
 from pyx.storage.archive import Archiver
 from tests import wire
@@ -121,7 +121,7 @@ class ArchivingLedger(Ledger):
 
     def append_archived(self) -> None:
         """See the contract."""
-        self.gathered.taken.append(sum(block[1] for block in self.gathered.archiver.take()))
+        self.gathered.taken.append(sum(decode_head(block).messages for *_, block in self.gathered.archiver.take()))
         self._gathered_records = True
 
 
