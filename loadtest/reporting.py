@@ -1,6 +1,6 @@
 """Reporting of load tests to locust: successful requests in bulk, failures one by one.
 
-A Tally gathers successful requests (`pyx.loadgen.client`), and five times a second all are entered into
+A Tally gathers successful requests (`pyx.loadgen.tally`), and five times a second all are entered into
 `environment.stats` at once, as `RequestStats.log_request` would do. Other listeners to `environment.events.request`
 than locust's runner still get every single request, a fifth of a second late at most.
 """
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import gevent
 
-from pyx.loadgen.client import Tally
+from pyx.loadgen.tally import Tally
 from pyx.protocol.reasons import ReasonCode
 
 REPORT_SECONDS: Final = 0.2

@@ -158,8 +158,8 @@ class Disk:
         # in pieces: connections that have got their answer meanwhile no longer wait
         router, connections = self._router, self._connections
         try:
-            for number, conn in enumerate(router.back_pressure.awaiting_answers(), 1):
-                router.back_pressure.refuse_unstored(conn, 1 << worker)
+            for number, conn in enumerate(router.late_answers.awaiting_answers(), 1):
+                router.late_answers.refuse_unstored(conn, 1 << worker)
                 if number % _AT_ONCE == 0:
                     yield
             if worker == self._context.index:

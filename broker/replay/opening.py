@@ -199,7 +199,7 @@ class Opening:
         of_session = self._wanted.setdefault(waiting.session, {})
         for wanted in waiting.possible.values():
             of_session.setdefault(wanted.text, []).append(wanted)
-        waiting.answer = self._router.back_pressure.answer_later(waiting.conn)
+        waiting.answer = self._router.late_answers.answer_later(waiting.conn)
         probe = probe_of(self._number, list(waiting.possible))
         for peer in waiting.peers:
             self._router.peers.tell(peer, b"o", probe)
@@ -346,7 +346,7 @@ class Opening:
         elif waiting.answer is None:
             self._router.answering.answer_packet(conn, suback, 0, then, unstored)
         else:
-            self._router.back_pressure.settle_answer(conn, waiting.answer, suback, then, unstored)
+            self._router.late_answers.settle_answer(conn, waiting.answer, suback, then, unstored)
 
     def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
         """Make the replay. Return True if it replaces another subscription."""

@@ -36,8 +36,8 @@ from leveldb_store.format.replay_schema import decode_replay, split_replay
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription
 from leveldb_store.format.windows import NEVER_SENT, check_page, decode_window, encode_window, has_pages, split_page
 from pyx.core import counters as count
+from pyx.delivery.restoring import unpack_message, unpack_queued, window_positions
 from pyx.delivery.router import expiry_offset
-from pyx.delivery.windows import unpack_message, unpack_queued, window_positions
 from pyx.protocol.packets import Will
 from pyx.protocol.topics import parse_share
 from pyx.storage.stored import unpack_stored
@@ -347,7 +347,7 @@ class Recovery:
         for session in self._sessions:
             self._progress.records += 1
             window = windows.get(session, _NEVER_SENT)
-            self._router.windows.restore(session, window, queued.get(session.client_id, {}), messages)
+            self._router.restoring.restore(session, window, queued.get(session.client_id, {}), messages)
 
     def _pages(self) -> dict[str, list[tuple[bytes, bytes]]]:
         """Return by client id the pages of its window, which are merged into the window's own record."""

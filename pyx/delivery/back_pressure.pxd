@@ -4,13 +4,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
 from pyx.core.limits cimport Limits
-from pyx.delivery.answering cimport Answering
-from pyx.delivery.connection cimport Connection, Pace, PendingAck
+from pyx.delivery.connection cimport Connection, Pace
 from pyx.delivery.journal cimport Journal
-from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport Pointers, RouterState
 from pyx.delivery.session cimport Session
-from pyx.delivery.windows cimport Windows
 from pyx.matching.subscriptions cimport Matches, Subscriptions
 
 
@@ -40,9 +37,6 @@ cdef class BackPressure:
     cdef Limits limits
     cdef Subscriptions subscriptions
     cdef Journal journal
-    cdef Peers peers
-    cdef Answering answering
-    cdef Windows windows
 
     cdef readonly uint32_t guarded  # GUARD_...: checks before a publish is routed; 0 = none
     cdef bint guards_qos_0          # ... also one of QoS 0 that is not to be retained
@@ -69,8 +63,6 @@ cdef class BackPressure:
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
     cdef bint may_wait(self, Pace* pace, uint32_t ms_max, int refused) noexcept
     cdef int await_answers(self, Connection conn, Session s) except -1
-    cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1
-    cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
     cdef Pace* pace_of(self, Connection conn) except NULL
     cdef bint may_publish(self, Pace* pace) noexcept

@@ -1,9 +1,6 @@
 """Back-pressure on publishers."""
 
-from collections.abc import Callable
-from typing import Any, final
-
-from pyx.delivery.connection import Connection
+from typing import final
 
 @final
 class BackPressure:
@@ -27,14 +24,3 @@ class BackPressure:
     def set_memory_full(self, worker: int, full: bool) -> None: ...
     def set_store_full(self, worker: int, full: bool) -> None: ...
     def set_store_unwritten(self, worker: int, much: bool) -> None: ...
-    def awaiting_answers(self) -> list[Connection]: ...
-    def refuse_unstored(self, conn: Connection, workers: int) -> None: ...
-    def answer_later(self, conn: Connection) -> list[Any]: ...
-    def settle_answer(
-        self,
-        conn: Connection,
-        answer: list[Any],
-        packet: bytes,
-        then: Callable[[], object] | None = None,
-        unstored: Callable[[Connection], bytes | None] | None = None,
-    ) -> None: ...

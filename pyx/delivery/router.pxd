@@ -9,6 +9,8 @@ A Router is composed of parts, each in its own file, constructed with the parts 
     pyx.delivery.peers            Peers          the siblings: the next batch for each, and its acknowledgements
     pyx.delivery.answering        Answering      acks and other answers, with the conditions they wait for
     pyx.delivery.windows          Windows        the stored window of a session, and the packets that wait for it
+    pyx.delivery.restoring        Restoring      sessions from their records, after a start
+    pyx.delivery.late_answers     LateAnswers    answers that are decided after their packet
     pyx.delivery.back_pressure    BackPressure   publishers that wait: too fast, a full session, no memory
     pyx.delivery.bounding         Bounding       amounts queued for sessions that are behind, and bounds, in slices
     pyx.delivery.sweeping         Sweeping       the search for sessions beyond their bounds, and forgetting
@@ -43,8 +45,10 @@ from pyx.delivery.enrolling cimport Enrolling
 from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.journal cimport Journal
+from pyx.delivery.late_answers cimport LateAnswers
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.restoring cimport Restoring
 from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Inflight, Session
@@ -66,6 +70,8 @@ cdef class Router:
     cdef readonly Peers peers
     cdef readonly Answering answering
     cdef readonly Windows windows
+    cdef readonly Restoring restoring
+    cdef readonly LateAnswers late_answers
     cdef readonly BackPressure back_pressure
     cdef readonly Bounding bounding
     cdef readonly Sweeping sweeping

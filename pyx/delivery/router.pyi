@@ -14,8 +14,10 @@ from pyx.delivery.enrolling import Enrolling
 from pyx.delivery.fanout import FanOut
 from pyx.delivery.handing_on import HandingOn
 from pyx.delivery.journal import Journal
+from pyx.delivery.late_answers import LateAnswers
 from pyx.delivery.peers import Peers
 from pyx.delivery.publish_in_hand import PublishInHand
+from pyx.delivery.restoring import Restoring
 from pyx.delivery.retaining import Retaining
 from pyx.delivery.router_state import RouterState
 from pyx.delivery.session import Session
@@ -47,6 +49,10 @@ class Router:
     def answering(self) -> Answering: ...
     @property
     def windows(self) -> Windows: ...
+    @property
+    def restoring(self) -> Restoring: ...
+    @property
+    def late_answers(self) -> LateAnswers: ...
     @property
     def back_pressure(self) -> BackPressure: ...
     @property

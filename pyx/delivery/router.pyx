@@ -40,8 +40,10 @@ from pyx.delivery.enrolling cimport (
 from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.journal cimport Journal
+from pyx.delivery.late_answers cimport LateAnswers
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.restoring cimport Restoring
 from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport ROUND, RouterState, SHARE, SLICE, find_expiry
 from pyx.delivery.session cimport Inflight, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
@@ -87,7 +89,9 @@ cdef class Router:
         self.peers = Peers(self.state, self.in_hand, self.journal)
         self.answering = Answering(self.state, self.in_hand, self.journal, self.peers)
         self.windows = Windows(self.state, self.journal)
-        self.back_pressure = BackPressure(self.state, self.journal, self.peers, self.answering, self.windows)
+        self.restoring = Restoring(self.state, self.journal, self.windows)
+        self.late_answers = LateAnswers(self.state, self.journal, self.peers, self.answering, self.windows)
+        self.back_pressure = BackPressure(self.state, self.journal)
         self.bounding = Bounding(self.state, self.journal, self.windows, self.back_pressure)
         self.sweeping = Sweeping(self.state, self.journal, self.windows, self.back_pressure, self.bounding)
         self.backlog = Backlog(self.state, self.in_hand, self.journal, self.windows, self.back_pressure, self.bounding)

@@ -15,6 +15,12 @@ from pyx.storage.entries cimport Packed
 
 cdef enum:
     OWN_RECORD = 0x20           # flag of an in-flight message: `position` is the number of a record of its own
+    HEAD_BYTES = 15             # of a window: u64 with bit WINDOW_2_BIT, u16 next Packet Identifier, u8 flags,
+    WINDOW_2_BIT = 63           # ... u16 out, u16 in
+    OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
+    QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
+    FORM_2 = 0x80
+    OF_ITS_OWN = 0x20           # flag of a queued message: the message itself has another record
 
 
 cdef struct Deferred:           # a QoS 2 PUBLISH or a PUBREL that waits for the disk
@@ -74,5 +80,3 @@ cdef class Windows:
     cdef int finish_slot(self, Session s, Inflight* slot) except -1
     cdef int keep_unsubscribed(self, Session s) except -1
     cdef int pop_deferred(self) except -1
-    cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1
-    cdef int put_back_queue(self, Session s, dict own) except -1

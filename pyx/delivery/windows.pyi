@@ -1,11 +1,10 @@
 from typing import final
 
 from pyx.delivery.session import Session
-from pyx.protocol.message import Message
 
 @final
 class Windows:
-    """The stored windows: stores them, defers the packets that wait for them, and restores them."""
+    """The stored windows: stores them, and defers the packets that wait for them."""
 
     def abandon(self) -> None: ...
     @property
@@ -13,14 +12,3 @@ class Windows:
     def restore_queued(self, number: int, message: int) -> None: ...
     def stored_together(self, s: Session) -> None: ...
     def go_on_behind(self, position: int) -> None: ...
-    def restore(
-        self,
-        s: Session,
-        window: bytes | None,
-        queued: dict[int, tuple[int, int, bytes | None, Message]],
-        messages: dict[int, Message],
-    ) -> None: ...
-
-def window_positions(window: bytes) -> list[int]: ...
-def unpack_message(value: bytes) -> Message: ...
-def unpack_queued(value: bytes) -> tuple[int, int, bytes | None, Message]: ...

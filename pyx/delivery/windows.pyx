@@ -17,29 +17,25 @@ the ring of acks). These make the session's window *dirty*: it is stored with th
 only make it *lazy*: it is stored within LAZY_MS, and nothing waits for that. So after a crash a QoS 1 message may be
 sent again, but never one of QoS 2.
 
-`restore` restores all of that, for a session that has its subscriptions again and no connection yet.
+`pyx.delivery.restoring` restores all of that after a start.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
-from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 
-from pyx.core cimport counters as count
-from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
+from pyx.core.little_endian cimport put16, put32, put64
 from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
-from pyx.delivery.router_state cimport RouterState, find_expiry, free_pointers, pointers_push
-from pyx.delivery.session cimport (
-    FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
-)
-from pyx.matching.subscriptions cimport Filter, Membership
-from pyx.protocol.message cimport Message, content_bytes, message_copy
-from pyx.storage.entries cimport ENTRY_EXPIRES, Entry, Packed, read_entry
+from pyx.delivery.router_state cimport RouterState, free_pointers, pointers_push
+from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBCOMP, is_stored, out_changes
+from pyx.matching.subscriptions cimport Filter
+from pyx.protocol.message cimport Message, content_bytes
+from pyx.storage.entries cimport Packed
 from pyx.storage.records cimport Block, LogKey
 
 
@@ -47,18 +43,7 @@ cdef enum:
     LAZY_MS = 100               # a stored window may lag the acks by at most this
     LAZY_WINDOWS_MAX = 1000     # stored in one tick
     CONTIGUOUS = 4096           # positions: an older message in flight is kept alone, without those behind it
-    HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
-    HEAD_1_BYTES = 14           # of version 1: a u64 with its highest bit 0, and no flags
-    OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
-    QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
-    QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, as is the publisher's length
-    FORM_2 = 0x80
-    OF_ITS_OWN = 0x20           # flag of a queued message: the message itself has another record
     ONCE_BYTES = 1024           # from this size on a message is stored once for all sessions
-    NO_PUBLISHER_1 = 0xFFFF
-
-
-cdef uint64_t WINDOW_2 = <uint64_t>1 << 63
 
 
 cdef int by_order(const void* a, const void* b) noexcept nogil:
@@ -83,108 +68,9 @@ cdef bytes queued_key(Session s, uint64_t number):
     return queued_prefix(s) + wide.to_bytes(8, "big")
 
 
-def window_positions(bytes window not None):
-    """Return the log positions of the messages in flight in a record of family V that is complete: its pages have been
-    merged into it (leveldb_store.format.windows). ValueError: it is damaged, or refers to pages."""
-    cdef const uint8_t* p = <const uint8_t*><const char*>window
-    cdef const uint8_t* end = p + len(window)
-    cdef uint32_t count_out, count_in
-    cdef uint8_t qos
-    cdef bint is_new = len(window) >= 8 and get64(p) & WINDOW_2 != 0
-    cdef list positions = []
-    cdef set seen = set()
-    if len(window) < (HEAD_BYTES if is_new else HEAD_1_BYTES):
-        raise ValueError("a window is cut off")
-    p += 10
-    if is_new:
-        if p[0]:
-            raise ValueError("a window has pages that are not here")
-        p += 1
-    count_out = get16(p)
-    count_in = get16(p + 2)
-    p += 4
-    if end - p < <int64_t>count_out * OUT_BYTES + 2 * <int64_t>count_in + 8:
-        raise ValueError("a window is cut off")
-    for _ in range(count_out):
-        qos = p[2] & 3
-        if not (qos == 1 and p[3] == WAIT_PUBACK or qos == 2 and (p[3] == WAIT_PUBREC or p[3] == WAIT_PUBCOMP)):
-            raise ValueError("a window has a message in no state")
-        seen.add(get16(p))
-        if not p[2] & OWN_RECORD and p[3] != WAIT_PUBCOMP:
-            positions.append(get64(p + 4))
-        p += OUT_BYTES
-    if len(seen) != count_out or 0 in seen:
-        raise ValueError("a window has a Packet Identifier twice, or 0")
-    p += 2 * count_in + 8
-    for _ in range(2):
-        if end - p < 2 or end - p < 2 + 16 * <int64_t>get16(p):
-            raise ValueError("a window is cut off")
-        p += 2 + 16 * get16(p)
-    if is_new:
-        if p != end:
-            raise ValueError("a window is damaged")
-        return positions
-    # version 1 has here the beginnings of subscriptions made while behind: their own records have them as well
-    if end - p < 2:
-        raise ValueError("a window is cut off")
-    count_in = get16(p)
-    p += 2
-    for _ in range(count_in):
-        if end - p < 2 or end - p < 10 + <int64_t>get16(p):
-            raise ValueError("a window is cut off")
-        p += 10 + get16(p)
-    return positions
-
-
 cdef bytes message_key(uint64_t number):
     cdef object wide = number
     return b"J" + wide.to_bytes(8, "big")
-
-
-def unpack_message(bytes value not None):
-    """Return the message of a record of family J. ValueError: it is damaged."""
-    return unpack_queued(b"\x80" + b"\0" * (QUEUED_HEAD_BYTES - 1) + value)[3]
-
-
-def unpack_queued(bytes value not None):
-    """Return (flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version,
-    that contains its message. ValueError: it is damaged."""
-    cdef const uint8_t* p = <const uint8_t*><const char*>value
-    cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
-    cdef bint is_new = head == QUEUED_HEAD_BYTES
-    cdef uint64_t ids, length
-    cdef Entry e
-    cdef Message m
-    if n < head:
-        raise ValueError("a queued message is cut off")
-    if is_new and p[0] & OF_ITS_OWN:
-        raise ValueError("a queued message has its message in another record, or is damaged")
-    ids = get32(p + 5) if is_new else get16(p + 5)
-    if head + ids > n:
-        raise ValueError("a queued message is cut off")
-    at = head + ids
-    at += read_entry(p + at, n - at, &e)
-    if n - at < (4 if is_new else 2):
-        raise ValueError("a queued message is cut off")
-    if e.flags & ENTRY_EXPIRES:
-        e.content.expiry_offset = find_expiry(&e.content)
-    m = message_copy(&e.content, None)
-    if is_new:
-        length = get32(p + at)
-        at += 4
-        if length:
-            length -= 1
-            m.publisher = value[at:].decode("utf-8", "surrogatepass")
-    else:
-        length = get16(p + at)
-        at += 2
-        if length != NO_PUBLISHER_1 or at < n:
-            m.publisher = value[at:].decode("utf-8", "surrogatepass")
-        else:
-            length = 0
-    if n - at != length or p[0] & 3 == 3:
-        raise ValueError("a queued message is damaged")
-    return p[0] & ~FORM_2, get32(p + 1), value[head:head + ids] if ids else None, m
 
 
 cdef class Sender:
@@ -197,7 +83,7 @@ cdef class Sender:
 
 @cython.final
 cdef class Windows:
-    """The stored windows: stores them, defers the packets that wait for them, and restores them."""
+    """The stored windows: stores them, and defers the packets that wait for them."""
 
     def __cinit__(self, RouterState state not None, Journal journal not None):
         self.state = state
@@ -378,7 +264,7 @@ cdef class Windows:
         flags = store_pages(self.journal.store, s)
         work(2 * PYTHON)
         p = packed.room(HEAD_BYTES)
-        p = put64(p, WINDOW_2)
+        p = put64(p, <uint64_t>1 << WINDOW_2_BIT)
         p = put16(p, s.next_id)
         p[0] = <uint8_t>flags
         put16(put16(p + 1, 0 if flags & OUT_IN_PAGES else s.inflight),
@@ -578,7 +464,7 @@ cdef class Windows:
         self.messages.clear()
         self.message_of.clear()
 
-    # ------------------------------------------------------------ restoring
+    # ------------------------------------------------------------ at a start
 
     def go_on_behind(self, uint64_t position):
         """Continue behind this position, the last one in the store. Call it before anything is logged."""
@@ -593,97 +479,3 @@ cdef class Windows:
     def position(self):
         """The position of the last logged message."""
         return self.state.next_position - 1
-
-    def restore(self, Session s not None, bytes window, dict queued not None, dict messages not None):
-        """Restore a stored session: its messages in flight, the Packet Identifiers of both directions, and its position
-        in the log. It has its subscriptions again, and no connection. `window`: its record of family V; None: there is
-        none, and it has been sent everything. `queued`: {number: `unpack_queued`} of its records of family Q, rising;
-        messages in flight are removed from it. `messages`: {position: message} for `window_positions`. ValueError: the
-        window is damaged, and nothing was changed."""
-        cdef uint32_t i
-        cdef Membership* e
-        cdef LogKey key
-        if window is not None:
-            window_positions(window)
-        for i in range(s.own.count):
-            e = &s.own.items[i]
-            if e.group == NULL:
-                key = self.journal.key_of(e.filter)
-                key.rests = key.restored = True
-        s.behind = True
-        s.cursor = self.state.next_position - 1
-        if window is not None:
-            self.put_back(s, <const uint8_t*><const char*>window, queued, messages)
-        if self.limits.queue_qos0:
-            if s.absences is None:
-                s.absences = []
-            if not s.absences or s.absences[len(s.absences) - 1][1] != <uint64_t>-1:
-                s.absences.append((self.state.next_position - 1, <uint64_t>-1))
-        self.put_back_queue(s, queued)
-        s.kept = True
-
-    cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1:
-        # from a window that window_positions has checked
-        cdef uint32_t count_out, count_in, i, which, many
-        cdef Inflight* slot
-        cdef Message m
-        cdef bytes identifiers
-        cdef uint64_t position, end
-        cdef uint32_t group
-        cdef list spans
-        s.next_id = <uint16_t>get16(p + 8)
-        p += HEAD_BYTES if get64(p) & WINDOW_2 else HEAD_1_BYTES
-        count_out = get16(p - 4)
-        count_in = get16(p - 2)
-        for _ in range(count_out):
-            position = get64(p + 4)
-            m = None
-            identifiers = None
-            group = 0
-            if p[2] & OWN_RECORD:
-                if position in own:
-                    _, group, identifiers, m = own.pop(position)
-            elif p[3] != WAIT_PUBCOMP:
-                m = messages.get(position)
-                if m is not None:
-                    identifiers = self.sender.identifiers_of(s, m)
-            if p[3] == WAIT_PUBCOMP:
-                m = None
-            if m is not None or p[3] == WAIT_PUBCOMP:
-                # else it was finished after this window was stored, and deleted
-                slot = s.place_slot(<uint16_t>get16(p))
-                slot.flags = p[2]
-                slot.state = p[3]
-                slot.position = position
-                slot.group = group
-                if m is not None:
-                    s.keep_in(slot, m, <PyObject*>identifiers if identifiers is not None else NULL)
-                self.counters.at[count.MATCHED] += 1
-            p += OUT_BYTES
-        for _ in range(count_in):
-            s.arrive(<uint16_t>get16(p))
-            p += 2
-        # a disk that has lost its last blocks reuses their positions: the new messages must not be skipped
-        s.cursor = min(<uint64_t>get64(p), self.state.next_position - 1)
-        p += 8
-        for which in range(2):
-            many = get16(p)
-            spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
-            p += 2 + 16 * many
-            if many and which == 0:
-                end = self.state.next_position - 1
-                s.holes = [(a, min(z, end)) for a, z in spans if a < end] or None
-            elif many:
-                s.absences = spans
-        return 0
-
-    cdef int put_back_queue(self, Session s, dict own) except -1:
-        cdef Message m
-        cdef uint64_t number
-        for number, (flags, origin, identifiers, message) in own.items():
-            m = message
-            # in flight, but missing in a lazy window
-            s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
-                      number)
-            self.counters.at[count.MATCHED] += 1
-        return 0

@@ -1,6 +1,6 @@
 # cython: language_level=3
 """Dispatch of packets: bytes of a connection -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
 from pyx.core.limits cimport Limits
@@ -9,8 +9,7 @@ from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
-from pyx.matching.subscriptions cimport Matches, Subscriptions
-from pyx.protocol.decoders cimport Publish, Scratch
+from pyx.io.publishing cimport Publishing
 
 
 cdef class Dispatch:
@@ -19,8 +18,7 @@ cdef class Dispatch:
     cdef Row counters
     cdef Limits limits
     cdef readonly Authorise authorise
-    cdef Subscriptions subscriptions
-    cdef Scratch scratch
+    cdef Publishing publishing
     cdef object raw                     # the CONNECT to be handed up: packet and bytes
     cdef uint32_t counted               # packets among the current bytes that another worker has counted
     cdef uint64_t filters_tick           # the tick of filters_left
@@ -41,14 +39,5 @@ cdef class Dispatch:
     cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int slow_packet(self, Connection conn, Session s, uint8_t* p, uint32_t header, uint32_t total) except -1
-    cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int hand_up(self, Connection conn) except -1
-    cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1
-    cdef int check_properties(self, Publish* pub) except -1
-    cdef bint topic_fits(self, Publish* pub) except -1
-    cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1
-    cdef bint arrives(self, Connection conn, Session s, uint16_t packet_id) except -1
-    cdef bint known(self, Session s, uint16_t packet_id) except -1
-    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1
-    cdef int alias(self, Connection conn, Publish* pub) except -1

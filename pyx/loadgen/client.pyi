@@ -1,19 +1,10 @@
 from typing import Any, Final, final
 
+from pyx.loadgen.tally import Tally
 from pyx.protocol.packets import Packet, Will
 from pyx.protocol.reasons import MqttError
 
 STAMP_BYTES: Final[int]
-
-@final
-class Tally:
-    def __init__(self, request_type: str, name: str) -> None: ...
-    @property
-    def request_type(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    def add(self, ms: float | None, length: int) -> None: ...
-    def take(self) -> tuple[list[float | None], list[int]]: ...
 
 @final
 class Flight:

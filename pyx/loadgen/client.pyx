@@ -11,9 +11,8 @@ protocol: after that the connection is over. Everything else is counted in a Tal
 A session outlives connections: unacknowledged QoS 1 and 2 publishes are sent again when the broker sets Session Present
 (MQTT 5, 4.4), and are returned as lost when it does not.
 
-Stamped payloads are those of pyx.loadgen.ledger: publisher (a hash of the client id), sequence, time, content, check
-word. A time of 10 ** 18 ns and more is CLOCK_REALTIME, a lower one is CLOCK_MONOTONIC: the latter is exact, and
-comparable on one host only.
+Stamped payloads are those of pyx.loadgen.ledger: publisher (a hash of the client id), sequence, time
+(`pyx.loadgen.stamps`), content, check word.
 """
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
@@ -21,9 +20,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from pyx.core.kernel cimport CLOCK_REALTIME, clock_gettime, monotonic_ns, timespec
-from pyx.core.little_endian cimport get32, get64, put32, put64
+from pyx.core.kernel cimport monotonic_ns
+from pyx.core.little_endian cimport put32, put64
 from pyx.loadgen.ledger cimport CHECK_BYTES, PAYLOAD_HEAD_BYTES, check_of
+from pyx.loadgen.stamps cimport is_stamped, latency_ms, wall_ns
+from pyx.loadgen.tally cimport Tally
 from pyx.protocol.decoders cimport Publish, Scratch, check_topic_name, decode_delivery, fixed_header
 from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.frames cimport put_head, remaining_length
@@ -47,59 +48,7 @@ from pyx.protocol.reasons import MqttError
 cdef enum:
     TOPICS_MAX = 10_000             # topics whose tallies are cached
 
-cdef uint64_t WALL_NS_MIN = 1_000_000_000_000_000_000
-
 STAMP_BYTES = PAYLOAD_HEAD_BYTES + CHECK_BYTES
-
-
-cdef inline uint64_t wall_ns() noexcept nogil:
-    cdef timespec t
-    clock_gettime(CLOCK_REALTIME, &t)
-    return <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec
-
-
-cdef bint is_stamped(const uint8_t* p, uint32_t n) noexcept:
-    return n >= PAYLOAD_HEAD_BYTES + CHECK_BYTES and (
-        get32(p + n - CHECK_BYTES) == check_of(get32(p), get32(p + 4), get64(p + 8), n)
-    )
-
-
-cdef double latency_ms(const uint8_t* p, uint32_t n) noexcept:
-    # -1: it has no stamp, or one of a clock that is ahead of ours
-    cdef uint64_t sent, now
-    if not is_stamped(p, n):
-        return -1
-    sent = get64(p + 8)
-    now = wall_ns() if sent >= WALL_NS_MIN else monotonic_ns()
-    return <double>(now - sent) / 1e6 if now >= sent else -1
-
-
-@cython.final
-cdef class Tally:
-    """Successful requests of one type and name that were not reported yet."""
-
-    cdef readonly str request_type
-    cdef readonly str name
-    cdef list _times
-    cdef list _lengths
-
-    def __init__(self, str request_type not None, str name not None):
-        self.request_type = request_type
-        self.name = name
-        self._times = []
-        self._lengths = []
-
-    cpdef add(self, ms, uint32_t length):
-        """Add one request: milliseconds (None: it has no duration), and bytes."""
-        self._times.append(ms)
-        self._lengths.append(length)
-
-    def take(self):
-        """Return (times, lengths) of all since the last call."""
-        taken = self._times, self._lengths
-        if taken[0]:
-            self._times, self._lengths = [], []
-        return taken
 
 
 @cython.final
@@ -268,9 +217,8 @@ cdef class Client:
                 flight.packet = bytes(memoryview(self.out)[before:])
         return flight
 
-    cdef int put_payload(
-        self, uint8_t* p, bytes payload, uint32_t n, bint stamped, uint64_t since, uint64_t now
-    ) except -1:
+    cdef int put_payload(self, uint8_t* p, bytes payload, uint32_t n, bint stamped, uint64_t since,
+                         uint64_t now) except -1:
         cdef uint64_t at
         if not stamped:
             memcpy(p, <const char*>payload, n)
@@ -500,8 +448,7 @@ cdef class Client:
         flight = self.flights.get(packet_id)
         if flight is None or (kind == PUBACK) != (flight.qos == 1) or kind == PUBCOMP and not flight.is_released:
             return protocol_error(
-                REASON_PROTOCOL_ERROR, f"packet type {kind} for {packet_id}, where nothing waits for it"
-            )
+                REASON_PROTOCOL_ERROR, f"packet type {kind} for {packet_id}, where nothing waits for it")
         if kind == PUBREC and reason < 0x80:
             flight.is_released = True
             return self.answer(PUBREL, packet_id)

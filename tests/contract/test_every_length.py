@@ -21,7 +21,7 @@ from leveldb_store.format.schema import StoredMessage, encode_message
 from leveldb_store.snapshots import snapshot
 from leveldb_store.snapshots.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
 from pyx.core.peer import sibling
-from pyx.delivery.windows import unpack_queued
+from pyx.delivery.restoring import unpack_queued
 from pyx.protocol.message import Message
 from pyx.storage.archive import Archiver
 from pyx.storage.entries import Packed

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyx.loadgen.client import Client, Tally
+from pyx.loadgen.client import Client
+from pyx.loadgen.tally import Tally
 from pyx.protocol import codec, topics
 from pyx.protocol.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire

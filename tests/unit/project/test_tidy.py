@@ -17,18 +17,10 @@ pytestmark = pytest.mark.whole_tree
 FOLDERS = ["pyx", "broker", "shards", "zmq_mesh", "leveldb_store", "loadtest", "spark_etl", "tests"]
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
 FILE_LINES_MAX = 500
-LONG_FILE_LINES_MAX = 700  # of tests, and of LONG_FILES
+TEST_FILE_LINES_MAX = 700
 METHODS_MAX = 60
 FUNCTION_LINES_MAX = 70
 LONG_FUNCTIONS = Path(__file__).with_name("long_functions.txt")
-
-#: Cython that should be two files and is not split yet -> reason
-LONG_FILES = {
-    "pyx/io/dispatch.pyx": "what is done for each packet calls each other, and a call to another module costs",
-    "pyx/delivery/windows.pyx": "windows as records, and what waits until these are durable",
-    "pyx/delivery/back_pressure.pyx": "publishers that wait, and the sessions that they wait for",
-    "pyx/loadgen/client.pyx": "its messages and tallies in another module cost 15 instructions for each message",
-}
 
 #: modules that are started by a name that no file contains
 STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", "loadtest.locustfile"}
@@ -83,11 +75,9 @@ def test_files_are_short_enough_to_find_things_in() -> None:
     too_long = {}
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in sources(".py", ".pyx", ".pxd")}
     for name, length in lengths.items():
-        is_long = name.startswith("tests/") or name in LONG_FILES
-        if length > (LONG_FILE_LINES_MAX if is_long else FILE_LINES_MAX):
+        if length > (TEST_FILE_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX):
             too_long[name] = length
     assert not too_long
-    assert [name for name in LONG_FILES if lengths[name] <= FILE_LINES_MAX] == [], "it is short now: off the list"
 
 
 def methods_of_python(text: str) -> Iterator[tuple[str, int]]:

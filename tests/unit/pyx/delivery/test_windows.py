@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leveldb_store.format import schema, windows
-from pyx.delivery.windows import unpack_queued, window_positions
+from pyx.delivery.restoring import unpack_queued, window_positions
 from tests import wire
 from tests.sansio import Host, Peer
 from tests.unit.pyx.delivery.test_commit import Ledger, commit, host_with
@@ -67,7 +67,7 @@ class Durable:
             }
             window = store.records.get(schema.window_key(name))
             positions = [] if window is None else window_positions(window)
-            node.router.windows.restore(session, window, queued, store.messages_at(positions))
+            node.router.restoring.restore(session, window, queued, store.messages_at(positions))
         self.host.check_books()
         again = self._subscriber(self.host)
         assert again.session_present
@@ -351,4 +351,4 @@ def test_a_damaged_window_is_refused(cut: int) -> None:
     assert len(record) == 39
     session = world.host.node.sessions.new("another", 4)
     with pytest.raises(ValueError, match=r"cut off|twice"):
-        world.host.node.router.windows.restore(session, record[:cut] if cut else record[:1], {}, {})
+        world.host.node.router.restoring.restore(session, record[:cut] if cut else record[:1], {}, {})

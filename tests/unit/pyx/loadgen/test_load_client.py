@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyx.loadgen.client import STAMP_BYTES, Client, Flight, Message, Tally
+from pyx.loadgen.client import STAMP_BYTES, Client, Flight, Message
+from pyx.loadgen.tally import Tally
 from pyx.protocol.packets import Connack, Disconnect, Suback
 from pyx.protocol.reasons import MqttError, ReasonCode
 from tests import wire
