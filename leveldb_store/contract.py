@@ -169,8 +169,8 @@ class Store(Protocol):
         fsync); a power cut may lose it, but not those behind it.
         """
 
-    def carry(self, moment: Callable[[], bytes]) -> None:
-        """Store `moment()` with each batch that `flush` closes, as the record `schema.COUNTERS`."""
+    def carry(self, counters: Callable[[], bytes]) -> None:
+        """Store `counters()` with each batch that `flush` closes, as the record `schema.COUNTERS`."""
 
     def record(self, number: int, event: bytes) -> None:
         """Add an event (`leveldb_store.format.events`); numbers rise. It is written with the next batch and does not

@@ -20,13 +20,13 @@ from leveldb_store.contract import StoreError
 from leveldb_store.engine.database import Database, WriteBatch, told
 from leveldb_store.format import schema
 from leveldb_store.format.schema import Span
-from leveldb_store.open_batch import Held, OpenBatch
+from leveldb_store.open_batch import HeldRecords, OpenBatch
 from leveldb_store.reading import Reader
 from pyx.core.work import INDEXED, SOUGHT, STEP, spend
 from pyx.storage.records import Batch, Index
 from pyx.storage.stored import block_messages, pack_part, part_ends, part_running, without
 
-__all__ = ["Found", "IndexState", "Indexes", "find"]
+__all__ = ["IndexState", "Indexes", "StoredLog", "find"]
 
 SPANS_MAX: Final = 4096  # dropped spans of an index that is not trimmed: each costs time on every use of the index
 BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
@@ -34,7 +34,7 @@ BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
 T = TypeVar("T")
 
 
-class Found(NamedTuple):
+class StoredLog(NamedTuple):
     """The state of a log found in a database."""
 
     numbers: dict[bytes, int]
@@ -84,7 +84,7 @@ class Indexes:
     def __init__(
         self,
         database: Database,
-        found: Found,
+        found: StoredLog,
         batch: OpenBatch,
         reader: Reader,
         deleted_up_to: dict[int, int],
@@ -143,7 +143,7 @@ class Indexes:
         self._batch.work.size += written
         return logs
 
-    def _new(self, name: bytes, records: WriteBatch | Held) -> IndexState:
+    def _new(self, name: bytes, records: WriteBatch | HeldRecords) -> IndexState:
         log = self._logs[name] = IndexState(self._next_number)
         self._next_number += 1
         records.put(schema.name_key(name), schema.U32.pack(log.number))
@@ -376,7 +376,7 @@ class Indexes:
         self.bytes += now[1] - before[1]
 
 
-def find(database: Database) -> Found:
+def find(database: Database) -> StoredLog:
     """Find the state of the log, before anything is used. Raises plyvel.Error."""
     unread: list[tuple[bytes, bytes, str]] = []
     numbers: dict[bytes, int] = {}
@@ -390,7 +390,7 @@ def find(database: Database) -> Found:
         of_parts = [schema.key_number(key) for key in itertools.islice(parts, 1)]
     gone = [schema.key_number(key) for key, _ in database.scan(schema.GONE)]
     highest = max([0, *numbers.values(), *of_parts, *gone])
-    return Found(numbers, gone, highest, _last_position(database, unread), unread)
+    return StoredLog(numbers, gone, highest, _last_position(database, unread), unread)
 
 
 def _last_position(database: Database, unread: list[tuple[bytes, bytes, str]]) -> int:

@@ -64,7 +64,7 @@ class MemoryStore:
             self._ticket += 1
         return self._ticket
 
-    def carry(self, moment: Callable[[], bytes]) -> None:
+    def carry(self, counters: Callable[[], bytes]) -> None:
         """Do nothing, as `put`."""
 
     def record(self, number: int, event: bytes) -> None:

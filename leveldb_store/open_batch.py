@@ -12,10 +12,10 @@ from leveldb_store.event_log import EventLog
 from leveldb_store.format import schema
 from leveldb_store.writer import Work, Writer
 
-__all__ = ["Held", "OpenBatch"]
+__all__ = ["HeldRecords", "OpenBatch"]
 
 
-class Held:
+class HeldRecords:
     """Records gathered while the disk refuses writes."""
 
     def __init__(self) -> None:
@@ -67,25 +67,25 @@ class OpenBatch:
         self.is_partial = False
         """Whether a block is partly appended: `flush` waits for the rest."""
         self._is_due = False
-        self._moment: Callable[[], bytes] | None = None
-        self._held: Held | None = None  # the open batch while the disk refuses writes
+        self._counters: Callable[[], bytes] | None = None
+        self._held: HeldRecords | None = None  # the open batch while the disk refuses writes
         self._is_held = False  # it waits, with all else of `work`, until the disk accepts writes again
         self._fsync = fsync
         self._is_any_loose = False  # whether anything flushed may be lost in a power cut
 
-    def begin(self) -> WriteBatch | Held:
+    def begin(self) -> WriteBatch | HeldRecords:
         """Return the batch for records that `flush` must write."""
         self._is_due = True
         return self.records()
 
-    def records(self) -> WriteBatch | Held:
+    def records(self) -> WriteBatch | HeldRecords:
         """Return the batch for records that do not require a flush."""
         if self._held is not None:
             return self._held
         batch = self.work.batch
         if batch is None:
             if self._writer.failed is not None:
-                self._held = Held()
+                self._held = HeldRecords()
                 return self._held
             batch = self.work.batch = self._database.batch()
         return batch
@@ -113,8 +113,8 @@ class OpenBatch:
             self._is_due = False
             self.ticket += 1
             self.work.ticket = self.ticket
-            if self._moment is not None:
-                self.work.moment = self._moment()
+            if self._counters is not None:
+                self.work.counters = self._counters()
             self.work.is_synced |= self._fsync and sync
             self._is_any_loose |= not (self._fsync and sync)
             if self._is_any_loose:
@@ -125,9 +125,9 @@ class OpenBatch:
             self.hand_over()
         return self.ticket
 
-    def carry(self, moment: Callable[[], bytes]) -> None:
+    def carry(self, counters: Callable[[], bytes]) -> None:
         """Implements Store. Of batches written as one, only the last one's is stored."""
-        self._moment = moment
+        self._counters = counters
 
     def pass_on(self) -> None:
         """Implements Store. Synced like everything else: of unsynced records a power cut may leave the later ones,

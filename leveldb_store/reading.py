@@ -74,7 +74,7 @@ def _step_back(records: plyvel.Iterator) -> tuple[bytes, bytes]:
     return found
 
 
-class Blocks:
+class LogBlocks:
     """Blocks read in rising order: the one that follows the last is not searched for."""
 
     def __init__(self, db: plyvel.Snapshot) -> None:
@@ -191,7 +191,7 @@ class Reader:
         with self._database.lock, self._database.db.snapshot() as now:
             found = self._part_at(now, number, after)
             begin = after + 1 if found is None else found[0]
-            with self._parts(now, number, begin) as parts, Blocks(now) as blocks:
+            with self._parts(now, number, begin) as parts, LogBlocks(now) as blocks:
                 for part_key, value in parts:
                     spend(SOUGHT // 4)
                     first = schema.key_position(part_key)
@@ -296,7 +296,7 @@ class Reader:
                 f"{self._database.path} cannot be read ({why}): it is left out"
             )
 
-    def _block(self, position: int, blocks: Blocks) -> Stored | None:
+    def _block(self, position: int, blocks: LogBlocks) -> Stored | None:
         # all messages of a block; None: it is unreadable, which was reported. The lock is held
         kept = self._blocks.get(position)
         if kept is not None:

@@ -19,9 +19,9 @@ from typing import Final
 import plyvel
 
 from leveldb_store.archive.archive import Archive, Said, find
-from leveldb_store.archive.archive import Options as ArchiveOptions
+from leveldb_store.archive.archive import ArchiveOptions as ArchiveOptions
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.engine.database import Database, Options, told
+from leveldb_store.engine.database import Database, DatabaseOptions, told
 from leveldb_store.event_log import EventLog, EventTrimmer
 from leveldb_store.format import schema
 from leveldb_store.indexes import Indexes, IndexState
@@ -57,7 +57,7 @@ class LevelStore:
         path: str | Path,
         *,
         fsync: bool = True,
-        options: Options = Options(),  # noqa: B008  frozen
+        options: DatabaseOptions = DatabaseOptions(),  # noqa: B008  frozen
         tail_bytes_max: int = TAIL_BYTES_MAX,
         archive: ArchiveOptions = ArchiveOptions(),  # noqa: B008  frozen
         events_bytes_max: int = EVENTS_BYTES_MAX,
@@ -149,9 +149,9 @@ class LevelStore:
         """Implements Store."""
         return self._batch.flush(sync)
 
-    def carry(self, moment: Callable[[], bytes]) -> None:
+    def carry(self, counters: Callable[[], bytes]) -> None:
         """Implements Store."""
-        self._batch.carry(moment)
+        self._batch.carry(counters)
 
     def record(self, number: int, event: bytes) -> None:
         """Implements Store."""

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import plyvel
 
 from leveldb_store.contract import StoreError
-from leveldb_store.engine.database import Database, Options, sync_directory, told
+from leveldb_store.engine.database import Database, DatabaseOptions, sync_directory, told
 from leveldb_store.format import schema
 from leveldb_store.snapshots.clone import CloneError, clone, opened
 
@@ -97,7 +97,7 @@ def _version_of(path: Path, say: Callable[[str], None], strict: bool, repair: st
     # None: it was never opened
     if not any(path.iterdir()):
         return None
-    with closing(Database(path, Options(), say, strict, repair, any_version=True)) as database:
+    with closing(Database(path, DatabaseOptions(), say, strict, repair, any_version=True)) as database:
         value = database.get(schema.SCHEMA)
     return schema.VERSION if value is None else schema.decode_u32(value)
 

@@ -67,7 +67,7 @@ class Work:
     blocks: int = 0
     """Number of messages in the batch."""
     last_position: int = 0
-    moment: bytes | None = None
+    counters: bytes | None = None
     """The worker's counters when the batch was closed."""
     trimmed: dict[int, int] = field(default_factory=dict)
     """Index number -> everything at or before this position may be deleted."""
@@ -175,8 +175,8 @@ class Writer:
     def _round(self) -> bool:
         works, goes_on = self._take()
         for work in reversed(works):
-            if work.moment is not None and work.batch is not None:
-                work.batch.put(schema.COUNTERS, work.moment)
+            if work.counters is not None and work.batch is not None:
+                work.batch.put(schema.COUNTERS, work.counters)
                 break
         batches = [each.gathered for work in works for each in (work.batch, work.events) if each is not None]
         tidy = None

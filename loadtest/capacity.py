@@ -77,7 +77,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Assessment:
     """Whether a fleet fits; shares are of the whole host and of all free memory, 0 to 1 and more."""
 
     share: float
@@ -107,7 +107,7 @@ def message_seconds(measured: Measured, fleet: Fleet) -> float:
     return 1 / rate + (more / fanout if more else 0.0) + fleet.fanout * bytes_more * measured.byte
 
 
-def answer(measured: Measured, fleet: Fleet, margin: float) -> Answer:
+def answer(measured: Measured, fleet: Fleet, margin: float) -> Assessment:
     """Return whether the fleet fits. margin: the fraction of the host to keep free, 0 to 1."""
     cost = message_seconds(measured, fleet)
     idle = fleet.clients * measured.idle
@@ -123,7 +123,7 @@ def answer(measured: Measured, fleet: Fleet, margin: float) -> Answer:
         reasons.append(f"it takes {memory / 2**30:,.1f} GB of {measured.memory_bytes / 2**30:,.1f}")
     if fleet.clients > measured.descriptors:
         reasons.append(f"a process may have {measured.descriptors:,} open files (ulimit -Hn)")
-    return Answer(
+    return Assessment(
         share, memory / measured.memory_bytes, clients_max, max(0.0, 1 - margin - idle) / cost, tuple(reasons)
     )
 

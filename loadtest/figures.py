@@ -76,7 +76,7 @@ def _summed(rows: Sequence[Sequence[int]], first: int) -> list[int]:
     return [sum(each) for each in zip(*parts, strict=True)] if len(parts) > 1 else list(parts[0])
 
 
-class Shared:
+class SharedFigures:
     """The shared memory of a run's processes: orders and how far each has heard, their rows, deliveries and messages
     sent.
     """

@@ -1,8 +1,8 @@
 """One process of a run: opens its clients, publishes and receives as ordered, and counts.
 
-Orders are in shared memory (`Shared.orders`): a phase, and for PUBLISH the time at which it begins. A process looks at
-them some times a second, on a busy machine less often, and confirms a phase in `Shared.heard`. Everything per
-message is in `pyx.loadgen.crowd`.
+Orders are in shared memory (`SharedFigures.orders`): a phase, and for PUBLISH the time at which it begins. A process
+looks at them some times a second, on a busy machine less often, and confirms a phase in `SharedFigures.heard`.
+Everything per message is in `pyx.loadgen.crowd`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from loadtest.figures import Shared
+from loadtest.figures import SharedFigures
 from loadtest.scenario import Scenario
 from loadtest.target import Target
 from loadtest.transport import transport
@@ -55,7 +55,7 @@ def connections_max() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _OWN_FILES
 
 
-def generate(load: Load, shared: Shared, process: int, answers: Connection) -> None:
+def generate(load: Load, shared: SharedFigures, process: int, answers: Connection) -> None:
     """Run as process number `process`. At the end send the refusals, and the messages of a share group that it has
     seen: (list of lines, list of bytes per publisher).
     """
@@ -112,7 +112,7 @@ def _quiet_ns(target: Target) -> int:
     return int(0.75e9 * target.keep_alive)
 
 
-def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
+def _open(crowd: Crowd, load: Load, shared: SharedFigures, process: int) -> list[str]:
     # opens its connections in order: subscribers first, so that nothing is published before it is subscribed to
     scenario, target = load.scenario, load.target
     step = shared.processes

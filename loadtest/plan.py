@@ -38,7 +38,7 @@ from typing import Any, Final
 
 from loadtest import brokers, flood, gates, host, options, processor
 from loadtest.brokers import BrokerFailed
-from loadtest.capacity import KINDS, SIZE_BYTES, Answer, Fleet, Measured, answer, highest
+from loadtest.capacity import KINDS, SIZE_BYTES, Assessment, Fleet, Measured, answer, highest
 from loadtest.comparison import markdown
 from loadtest.figures import Moment
 from loadtest.options import Parser, at_least
@@ -230,7 +230,7 @@ def measure(bench: Bench, clients: int, kinds: Sequence[str]) -> tuple[Measured,
 
 
 @dataclass(frozen=True)
-class Check:
+class PromiseCheck:
     """The comparison of a promise with flood."""
 
     kind: str
@@ -255,7 +255,7 @@ class Check:
         return bool(self.promised) and delivers and self.below > self.times / 2 > self.above
 
 
-def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) -> list[Check]:
+def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) -> list[PromiseCheck]:
     """Check each promise by floods."""
     found = []
     for kind in kinds:
@@ -268,7 +268,7 @@ def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) ->
             there.append((figures["received_per_s"], figures.get("delivery_p99_us", float("inf"))))
             above += bench.is_carried(kind, promised / (1 - WITHIN)) is not None
         delivered, p99 = map(statistics.median, zip(*there or [(0.0, 0.0)], strict=True))
-        found.append(Check(kind, promised, delivered, p99, times, below, above))
+        found.append(PromiseCheck(kind, promised, delivered, p99, times, below, above))
     return found
 
 
@@ -309,7 +309,7 @@ def answered(measured: Measured, fleet: Fleet, margin: float) -> str:
     )
 
 
-def told_checks(checks: Sequence[Check]) -> str:
+def told_checks(checks: Sequence[PromiseCheck]) -> str:
     """Return a Markdown table."""
     titles = ["", "promised", "flood delivers, median", "p99", "carried at 1/1.3", "carried at 1/0.7", "within 30 %"]
     cells = [
@@ -404,9 +404,9 @@ def _p99_us(text: str) -> float:
     return gate.bound
 
 
-def _made(given: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Check]]:
+def _made(given: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[PromiseCheck]]:
     """Measure, or read earlier measurements, and check them if requested."""
-    checks: list[Check] = []
+    checks: list[PromiseCheck] = []
     with _progress(given.quiet) as tell:
         if given.measured is not None:
             measured, about = _read(given.measured)
@@ -451,12 +451,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(
-    given: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[Check], margin: float
+    given: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[PromiseCheck], margin: float
 ) -> int:
     interval = (given.clients or 1) / given.rate if given.rate else given.interval
     is_durable = given.durable or bool(given.session_expiry)
     fleet = Fleet(given.clients or 1, interval, given.size, given.qos, given.fanout, is_durable)
-    found: Answer | None = answer(measured, fleet, margin) if given.clients else None
+    found: Assessment | None = answer(measured, fleet, margin) if given.clients else None
     is_on_stdout = given.json is not None and str(given.json) == "-"
     out = sys.stderr if is_on_stdout else sys.stdout
     print(told(measured, about, margin), file=out)

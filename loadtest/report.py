@@ -43,7 +43,7 @@ def write(path: Path, load: Load, result: Result, failures: Sequence[str], title
         _figures(result.figures),
         *(_chart(name, result, columns, divisor) for name, columns, divisor in _CHARTS),
         _workers(result),
-        _happened(result),
+        _events_of(result),
     ]
     path.write_text(page(title, parts))
 
@@ -139,7 +139,7 @@ def _drawn(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], resul
     return str(chart.render(is_unicode=True))
 
 
-def _happened(result: Result) -> str:
+def _events_of(result: Result) -> str:
     rows = "".join(f"<tr><td>{html.escape(what)}</td><td>{at:.1f} s</td></tr>" for at, what in result.happened)
     said = "".join(f"<li>{html.escape(line)}</li>" for line in dict.fromkeys(result.said))
     return (f"<h2>What happened</h2><table>{rows}</table>" if rows else "") + (f"<ul>{said}</ul>" if said else "")

@@ -14,7 +14,7 @@ from typing import Any
 from loadtest import generator, processor
 from loadtest.balance import Balance
 from loadtest.commands import Commands
-from loadtest.figures import PERCENTILES, Moment, Shared
+from loadtest.figures import PERCENTILES, Moment, SharedFigures
 from loadtest.generator import Load
 
 _LOOK_SECONDS = 0.05
@@ -64,7 +64,7 @@ def run(
     the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
     connect, or a process of ours ended. balance: asked once a second. commands: run during the measurement.
     """
-    shared = Shared(processes, max(1, load.scenario.publishers))
+    shared = SharedFigures(processes, max(1, load.scenario.publishers))
     broker = None if pid is None else _Use(pid)
     result = Result({}, [])
     with _processes(load, shared) as pipes:
@@ -135,7 +135,7 @@ def _measure(
     result: Result,
     begin: Moment,
     seconds: float,
-    shared: Shared,
+    shared: SharedFigures,
     pipes: list[tuple[Any, Connection]],
     balance: Balance | None,
     commands: Commands,
@@ -184,7 +184,7 @@ def _ask(result: Result, balance: Balance | None, at: float) -> None:
 
 
 @contextmanager
-def _processes(load: Load, shared: Shared) -> Iterator[list[tuple[Any, Connection]]]:
+def _processes(load: Load, shared: SharedFigures) -> Iterator[list[tuple[Any, Connection]]]:
     context = multiprocessing.get_context("fork")
     started: list[tuple[Any, Connection]] = []
     try:
@@ -211,7 +211,7 @@ def _alive(pipes: list[tuple[Any, Connection]]) -> None:
 
 
 def _watch(
-    shared: Shared,
+    shared: SharedFigures,
     pipes: list[tuple[Any, Connection]],
     phase: str,
     seconds: float,
@@ -225,7 +225,10 @@ def _watch(
 
 
 def _connect(
-    load: Load, shared: Shared, pipes: list[tuple[Any, Connection]], progress: Callable[[str, float, Moment], None]
+    load: Load,
+    shared: SharedFigures,
+    pipes: list[tuple[Any, Connection]],
+    progress: Callable[[str, float, Moment], None],
 ) -> None:
     wanted = load.scenario.clients
     before, since = -1, time.monotonic()
@@ -248,7 +251,7 @@ def _connect(
 
 def _drain(
     load: Load,
-    shared: Shared,
+    shared: SharedFigures,
     pipes: list[tuple[Any, Connection]],
     patience: float,
     progress: Callable[[str, float, Moment], None],
@@ -271,7 +274,7 @@ def _drain(
         time.sleep(_LOOK_SECONDS)
 
 
-def _hushed(shared: Shared, pipes: list[tuple[Any, Connection]]) -> None:
+def _hushed(shared: SharedFigures, pipes: list[tuple[Any, Connection]]) -> None:
     # a process that has had no processor goes on publishing until it hears: only then is it known what has to come
     since = time.monotonic()
     while min(shared.heard) < generator.DRAIN:
@@ -296,7 +299,7 @@ def _answers(pipes: list[tuple[Any, Connection]]) -> tuple[list[str], list[list[
     return said, seen
 
 
-def _shared_out(shared: Shared, seen: list[list[bytes]]) -> tuple[int, int]:
+def _shared_out(shared: SharedFigures, seen: list[list[bytes]]) -> tuple[int, int]:
     # (lost, duplicates): each message of a share group must arrive once, in any process
     lost = duplicates = 0
     for publisher, sent in enumerate(shared.sent):

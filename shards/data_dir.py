@@ -71,7 +71,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """A change from the stores of one number of workers, or of one schema, to those of another."""
 
     old: list[Path]
@@ -118,8 +118,8 @@ class DataDir:
         self,
         path: str,
         workers: int,
-        repartition: Callable[[Change], None] | None = None,
-        upgrade: Callable[[Change], bool] | None = None,
+        repartition: Callable[[StoreChange], None] | None = None,
+        upgrade: Callable[[StoreChange], bool] | None = None,
         schema: int = 0,
     ) -> None:
         """`path` is created (0700) if it is missing, its parents are not. `repartition` fills the stores for another
@@ -178,15 +178,15 @@ class DataDir:
         self.epoch = now.epoch
         self._make(now)
 
-    def _upgraded(self, now: Settled, upgrade: Callable[[Change], bool]) -> Settled:
+    def _upgraded(self, now: Settled, upgrade: Callable[[StoreChange], bool]) -> Settled:
         new = replace(now, generation=now.generation + 1, schema=self._schema)
         return self._superseded(now, new, upgrade)
 
-    def _superseded(self, now: Settled, new: Settled, make: Callable[[Change], bool]) -> Settled:
+    def _superseded(self, now: Settled, new: Settled, make: Callable[[StoreChange], bool]) -> Settled:
         """Make new stores beside the current ones, which they then replace: store.json names complete stores at every
         moment. `make` fills them; False: there was nothing to do, and the stores stay as they are.
         """
-        change = Change(*self._stores_of(now, new), now.epoch, new.epoch)
+        change = StoreChange(*self._stores_of(now, new), now.epoch, new.epoch)
         self._make(now)
         try:
             self._make(new)
@@ -212,7 +212,7 @@ class DataDir:
                 f"--workers {now.workers}, or with another --data-dir"
             )
 
-        def make(change: Change) -> bool:
+        def make(change: StoreChange) -> bool:
             repartition(change)
             return True
 

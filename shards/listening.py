@@ -193,7 +193,7 @@ def probe_tcp(asked: ListenOn) -> None:
     probe(resolve(asked.hosts), asked.port)
 
 
-class Kind(NamedTuple):
+class ListenerKind(NamedTuple):
     """The operations on listeners of a kind. Both raise CannotListen."""
 
     open: Callable[[ListenOn, int], Opened]
@@ -202,7 +202,7 @@ class Kind(NamedTuple):
     """Checks whether that would be possible, and leaves nothing open."""
 
 
-KINDS: dict[str, Kind] = {"tcp": Kind(open_tcp, probe_tcp)}
+KINDS: dict[str, ListenerKind] = {"tcp": ListenerKind(open_tcp, probe_tcp)}
 """By name in the configuration (`broker.config.listeners`)."""
 
 

@@ -46,7 +46,7 @@ _WATCHED = STOPPING | IGNORED | {signal.SIGHUP, signal.SIGCHLD}
 _WATCHED_BY_CHILDREN = frozenset({stacks.SIGNAL})
 
 
-class Watch:
+class SignalWatch:
     """The supervisor's signal handling: a signal wakes the poll on `fileno()`, and does nothing else."""
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ class Supervisor:
         self._watchdog_at = time.monotonic() + self._notifier.watchdog_seconds
         self._pid = os.getpid()
         self._began = time.monotonic()
-        self._signals = signals.Watch()
+        self._signals = signals.SignalWatch()
         setproctitle("mqttd: supervisor")
         gc.collect()
         gc.freeze()  # the workers' collectors then do not touch inherited objects, and their pages stay shared

@@ -418,7 +418,7 @@ MESH = [
 # ------------------------------------------------------------------------------------- events and counters
 
 
-def _event_form(kind: events.Kind) -> Form:
+def _event_form(kind: events.EventKind) -> Form:
     tables = [(kind.table, dict)] if kind.table else []
     names = [*kind.texts, *(name for name, _ in kind.numbers), *(name for name, _ in tables)]
     record = NamedTuple(f"Said_{kind.name}", [(name, Any) for name in names])  # type: ignore[misc]

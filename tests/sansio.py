@@ -16,7 +16,7 @@ from typing import Any
 
 from broker.config.settings import Limits, Settings
 from broker.logs import Log
-from broker.persistence.handoff_log import Kept, kept_links
+from broker.persistence.handoff_log import StoredLinks, kept_links
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
 from pyx.core import peer as peers
@@ -137,7 +137,7 @@ class Host:
     def now(self) -> float:
         return self.now_ms / 1000
 
-    def _link(self, node: Node, peer: peers.Peer, kept: Kept) -> Link:
+    def _link(self, node: Node, peer: peers.Peer, kept: StoredLinks) -> Link:
         line: deque[list[Any]] = deque()
         self._under_way[node.index, peer] = line
 

@@ -40,7 +40,7 @@ class LinkLimits:
 
 
 @dataclass(slots=True)
-class Traffic:
+class LinkTraffic:
     """The counters of a link, since its start."""
 
     batches_sent: int = 0
@@ -58,7 +58,7 @@ class Traffic:
     """Batches that went to the hand-off log although the peer is there, because it is behind."""
 
 
-class Events(Protocol):
+class LinkEvents(Protocol):
     """The events of a link for its node. Each occurs once per batch or more rarely.
 
     Buffers and payloads passed to `batch` and interest own their memory: they may be kept.

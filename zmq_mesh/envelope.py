@@ -210,7 +210,7 @@ def unpack_head(frame: Buffer) -> Head:
     return Head._make(HEAD.unpack_from(frame, PREFIX_BYTES))
 
 
-def take_apart(
+def split_parts(
     first: Buffer,
     frames: Sequence[Any],
     at: int,

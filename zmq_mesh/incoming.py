@@ -14,7 +14,7 @@ from typing import Final
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh.barrier import Barrier
-from zmq_mesh.contract import Events, Payload, Traffic
+from zmq_mesh.contract import LinkEvents, LinkTraffic, Payload
 from zmq_mesh.envelope import BATCH, INTEREST, LAST, REFUSAL, SKIP, SNAPSHOT, U64, WELCOME, EnvelopeError, Head
 from zmq_mesh.interest import decode_changes
 
@@ -39,8 +39,8 @@ class Incoming:
     def __init__(
         self,
         peer: Peer,
-        events: Events,
-        traffic: Traffic,
+        events: LinkEvents,
+        traffic: LinkTraffic,
         unsaid_bytes_max: int,
         barrier: Barrier | None,
         received: tuple[int, int],
@@ -93,7 +93,7 @@ class Incoming:
     def refusals(self) -> list[tuple[int, list[tuple[int, int]]]]:
         """Return (number, [(position, reason), ...]) of batches with refused entries that the peer may not know yet.
 
-        A store keeps them (until `Events.refusals_known`), because they would count as taken after a restart.
+        A store keeps them (until `LinkEvents.refusals_known`), because they would count as taken after a restart.
         """
         return [
             (number, [(position, reason) for position, reason in _REFUSED.iter_unpack(packed)])

@@ -22,7 +22,7 @@ from pyx.core.peer import Peer
 from pyx.core.work import callback
 from zmq_mesh import envelope
 from zmq_mesh.barrier import Barrier
-from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic
+from zmq_mesh.contract import WHOLE_BATCH, HandoffLog, LinkEvents, LinkLimits, LinkTraffic, Payload
 from zmq_mesh.envelope import (
     ACK,
     GAP,
@@ -38,14 +38,14 @@ from zmq_mesh.envelope import (
     Buffer,
     EnvelopeError,
     Greeting,
-    take_apart,
+    split_parts,
 )
 from zmq_mesh.incoming import Incoming
 from zmq_mesh.interest import Publisher
 from zmq_mesh.outgoing import Outgoing
 from zmq_mesh.stream import Stream
 
-__all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
+__all__ = ["WHOLE_BATCH", "HandoffLog", "Link", "LinkEvents", "LinkLimits", "Payload"]
 
 VERSION_AT: Final = 1  # offset in a prefix
 
@@ -68,7 +68,7 @@ class Link:
         peer: Peer,
         incarnation: int,
         publisher: Publisher,
-        events: Events,
+        events: LinkEvents,
         send: Callable[[list[Buffer]], bool],
         limits: LinkLimits,
         now: float,
@@ -87,7 +87,7 @@ class Link:
         self.versions = versions
         self.version = 0  # agreed version; 0 = not agreed yet
         self.limits = limits
-        self.traffic = Traffic()
+        self.traffic = LinkTraffic()
         self._publisher = publisher
         self._events = events
         self._reconnect = reconnect
@@ -246,7 +246,7 @@ class Link:
         stream, incoming, out = self._stream, self._in, self._out
         if kind > SKIP or committed > stream.sequence or received > stream.sequence or frames_seen > out.frame:
             raise EnvelopeError(f"{self.peer}: kind {kind}, acks {received}, {committed} of {stream.sequence} sent")
-        volatile, sequenced, index = take_apart(
+        volatile, sequenced, index = split_parts(
             first, frames, HEAD_END + REFUSAL.size * refusals, flags, volatile_bytes, sequenced_bytes,
             payloads_volatile + payloads_sequenced,
         )  # fmt: skip

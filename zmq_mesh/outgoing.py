@@ -20,7 +20,7 @@ from typing import Final
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
-from zmq_mesh.contract import Events, LinkLimits, Payload, Traffic, Undelivered
+from zmq_mesh.contract import LinkEvents, LinkLimits, LinkTraffic, Payload, Undelivered
 from zmq_mesh.envelope import (
     ACK,
     BATCH,
@@ -40,7 +40,7 @@ from zmq_mesh.envelope import (
 )
 from zmq_mesh.incoming import Incoming
 from zmq_mesh.interest import Publisher
-from zmq_mesh.stream import Kept, Stream
+from zmq_mesh.stream import Stream, Unacknowledged
 
 __all__ = ["Outgoing"]
 
@@ -57,10 +57,10 @@ class Outgoing:
         stream: Stream,
         incoming: Incoming,
         publisher: Publisher,
-        events: Events,
+        events: LinkEvents,
         send: Callable[[list[Buffer]], bool],
         limits: LinkLimits,
-        traffic: Traffic,
+        traffic: LinkTraffic,
         prefix: bytes,
         now: float,
     ) -> None:
@@ -121,7 +121,7 @@ class Outgoing:
             volatile_bytes = len(volatile)
             for payload in payloads_volatile:
                 volatile_bytes += memoryview(payload).nbytes
-        kept: Kept | None = None
+        kept: Unacknowledged | None = None
         if sequenced is not None:
             nbytes = len(sequenced)
             for payload in payloads_sequenced:
@@ -269,7 +269,7 @@ class Outgoing:
             self.prefix = former
 
     def _transmit_batch(
-        self, kept: Kept, volatile: Buffer | None, payloads_volatile: list[Payload], volatile_bytes: int
+        self, kept: Unacknowledged, volatile: Buffer | None, payloads_volatile: list[Payload], volatile_bytes: int
     ) -> bool:
         flags = SEQUENCED
         part, payloads = self._stream.content(kept)
@@ -313,7 +313,7 @@ class Outgoing:
             inline = (volatile,)
         return self._transmit(BATCH, flags, None, inline, frames, len(volatile), 0, len(payloads), 0, volatile_bytes)
 
-    def _transmit_other(self, kept: Kept) -> bool:
+    def _transmit_other(self, kept: Unacknowledged) -> bool:
         """Send interest or SKIP: one part, no payloads."""
         if len(kept.part) > INLINE_BYTES_MAX:
             return self._transmit(
@@ -325,7 +325,7 @@ class Outgoing:
         self,
         kind: int,
         flags: int,
-        kept: Kept | None,
+        kept: Unacknowledged | None,
         inline: Sequence[Buffer],
         frames: Sequence[Buffer],
         volatile_part_bytes: int,

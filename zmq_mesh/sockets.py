@@ -18,7 +18,7 @@ import zmq
 
 from pyx.core.peer import Peer
 from zmq_mesh.barrier import Barrier
-from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Payload
 from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
@@ -106,7 +106,7 @@ class Mesh:
         runtime_dir: str,
         incarnation: int,
         publisher: Publisher,
-        events: Events,
+        events: LinkEvents,
         limits: LinkLimits,
         now: float,
         *,

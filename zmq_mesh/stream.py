@@ -23,10 +23,10 @@ from typing import Final
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
-from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Traffic, Undelivered
+from zmq_mesh.contract import WHOLE_BATCH, HandoffLog, LinkEvents, LinkLimits, LinkTraffic, Payload, Undelivered
 from zmq_mesh.envelope import BATCH, INTEREST, SEQUENCED, SKIP, U64, Buffer, Refusal
 
-__all__ = ["Kept", "Stream"]
+__all__ = ["Stream", "Unacknowledged"]
 
 _U64_MASK: Final = (1 << 64) - 1
 # After a restart the stream continues above every number that a former incarnation may have used without logging it: an
@@ -37,7 +37,7 @@ NUMBERS_PER_MICROSECOND: Final = 1 << 10
 RESTART_SKIP: Final = 1 << 32
 
 
-class Kept:
+class Unacknowledged:
     """One number of the stream, until it is acked. A SKIP may cover a range that ends with its number."""
 
     __slots__ = (
@@ -96,9 +96,9 @@ class Stream:
         self,
         peer: Peer,
         incarnation: int,
-        events: Events,
+        events: LinkEvents,
         limits: LinkLimits,
-        traffic: Traffic,
+        traffic: LinkTraffic,
         handoff: HandoffLog | None,
         now: float,
     ) -> None:
@@ -114,7 +114,7 @@ class Stream:
         self.sequence = 0  # last number given out
         self.sent = 0  # highest number ever sent
         self.acknowledged = 0
-        self.kept: deque[Kept] = deque()
+        self.kept: deque[Unacknowledged] = deque()
         self.unsent = 0  # number of unsent items at the right end of kept
         self.holds: deque[int] = deque()  # numbers not stored yet: neither they nor later ones may be sent
         self.outbox_bytes = 0  # of batches that are kept and not logged
@@ -122,7 +122,7 @@ class Stream:
         self.loaded_bytes = 0  # of batches in memory
         self.read_bytes = 0  # read back from the hand-off log, sent and not acked
         self.just_read: tuple[int, Buffer, Sequence[Payload]] | None = None  # read back, and refused by the transport
-        self.unloadable: list[Kept] = []  # to be unloaded once stored: handled at flush
+        self.unloadable: list[Unacknowledged] = []  # to be unloaded once stored: handled at flush
         self.released = -1  # ticket whose batches are in the log: reported at flush
         self.done: list[Undelivered] = []  # reported as lost at flush
         self.over: list[Undelivered] = []  # refused by the full log: reported at flush
@@ -146,10 +146,10 @@ class Stream:
 
     def add(
         self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int, now: float, hold: bool
-    ) -> Kept:
+    ) -> Unacknowledged:
         """Add a sequenced part for a peer that is there, to be sent now or later (`unsent`)."""
         self.sequence = sequence = self.sequence + 1
-        kept = Kept(sequence, part, payloads, nbytes, ticket, entries, now)
+        kept = Unacknowledged(sequence, part, payloads, nbytes, ticket, entries, now)
         self.kept.append(kept)
         self.loaded_bytes += nbytes
         self.outbox_bytes += nbytes
@@ -171,7 +171,7 @@ class Stream:
             self.over.append(Undelivered(ticket, part, payloads, entries, sent=False))
         else:
             self.sequence += 1
-            item = Kept(self.sequence, part, payloads, nbytes, ticket, entries, now)
+            item = Unacknowledged(self.sequence, part, payloads, nbytes, ticket, entries, now)
             self.kept.append(item)
             self.loaded_bytes += nbytes
             self.unsent += 1
@@ -180,23 +180,23 @@ class Stream:
     def add_interest(self, part: Buffer, flags: int, now: float) -> None:
         """Add an interest update, which is sent in order with the batches."""
         self.sequence += 1
-        self.kept.append(Kept(self.sequence, part, (), 0, -1, 0, now, INTEREST, flags))
+        self.kept.append(Unacknowledged(self.sequence, part, (), 0, -1, 0, now, INTEREST, flags))
         self.unsent += 1
 
     # ------------------------------------------------------------ sending
 
-    def next(self, most: int) -> list[Kept]:
+    def next(self, most: int) -> list[Unacknowledged]:
         """Return the items to be sent next."""
         begin = len(self.kept) - self.unsent
         return list(islice(self.kept, begin, begin + most))
 
-    def may_leave(self, item: Kept) -> bool:
+    def may_leave(self, item: Unacknowledged) -> bool:
         """Whether it may be sent: not before it is stored, if it must be, nor with much read back and not acked."""
         if self.holds and item.sequence >= self.holds[0]:
             return False
         return not item.unloaded or self.read_bytes < self._window_bytes_max
 
-    def content(self, kept: Kept) -> tuple[Buffer, Sequence[Payload]]:
+    def content(self, kept: Unacknowledged) -> tuple[Buffer, Sequence[Payload]]:
         """Return part and payloads of a batch."""
         if not kept.unloaded:
             return kept.part, kept.payloads
@@ -205,7 +205,7 @@ class Stream:
             self.just_read = kept.sequence, *self._handoff.read(kept.sequence)
         return self.just_read[1:]
 
-    def was_read(self, kept: Kept) -> None:
+    def was_read(self, kept: Unacknowledged) -> None:
         """Note that the transport has taken a batch that `content` has read back."""
         kept.read = True
         self.read_bytes += kept.nbytes
@@ -240,7 +240,7 @@ class Stream:
         """Whether the next item must be read back, for which an ack may have made room."""
         return bool(self.unsent) and self._handoff is not None and self.kept[-self.unsent].unloaded
 
-    def find(self, sequence: int) -> Kept | None:
+    def find(self, sequence: int) -> Unacknowledged | None:
         """Return the kept item that has, or covers, this number."""
         index = self._index(sequence)
         return self.kept[index] if index < len(self.kept) else None
@@ -276,7 +276,7 @@ class Stream:
     def _lasts(self) -> bool:
         return self._handoff is not None and self._handoff.lasts
 
-    def _log(self, item: Kept) -> None:
+    def _log(self, item: Unacknowledged) -> None:
         item.logged = True
         self.handoff_bytes += item.nbytes
         if item.ticket >= 0:
@@ -292,7 +292,7 @@ class Stream:
                 self.outbox_bytes -= item.nbytes
                 self._log(item)
 
-    def _store(self, item: Kept) -> None:
+    def _store(self, item: Unacknowledged) -> None:
         if self._handoff is not None and not item.stored:
             item.stored = True
             item.lasts = self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
@@ -316,7 +316,7 @@ class Stream:
         for each in takewhile(lambda each: not each.unloading, reversed(self.kept)):
             self._unload_when_stored(each)
 
-    def _hold(self, item: Kept) -> None:
+    def _hold(self, item: Unacknowledged) -> None:
         assert self._handoff is not None
         self._store_all()
         self.holds.append(item.sequence)
@@ -327,7 +327,7 @@ class Stream:
         while self.holds and self.holds[0] <= sequence:
             self.holds.popleft()
 
-    def _unload_when_stored(self, item: Kept) -> None:
+    def _unload_when_stored(self, item: Unacknowledged) -> None:
         if item.lasts and not item.unloading:
             item.unloading = True
             self.unloadable.append(item)
@@ -345,7 +345,7 @@ class Stream:
 
         self._handoff.when_stored(stored)
 
-    def _unload_one(self, item: Kept) -> None:
+    def _unload_one(self, item: Unacknowledged) -> None:
         if not item.unloaded:
             item.part, item.payloads, item.unloaded = b"", (), True
             self.loaded_bytes -= item.nbytes
@@ -357,7 +357,7 @@ class Stream:
         for sequence, nbytes, entries in handoff.found():
             if sequence > at + 1:
                 self._keep_skip(at + 1, sequence - 1, now)
-            item = Kept(sequence, b"", (), nbytes, -1, entries, now)
+            item = Unacknowledged(sequence, b"", (), nbytes, -1, entries, now)
             item.logged = item.stored = item.lasts = item.unloading = item.unloaded = True
             self.handoff_bytes += nbytes
             self.kept.append(item)
@@ -381,7 +381,7 @@ class Stream:
         self.go_back()
 
     def _keep_skip(self, start: int, end: int, now: float) -> None:
-        self.kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, now, SKIP))
+        self.kept.append(Unacknowledged(end, U64.pack(start), (), 0, -1, 0, now, SKIP))
 
     # ------------------------------------------------------------ reports
 

@@ -28,7 +28,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 import broker
-from broker.admin.metrics import Rows, State, Worker
+from broker.admin.metrics import BrokerState, Rows, WorkerState
 from broker.admin.requests import NoAnswer, StoreStats
 from broker.admin.workers import Workers
 from broker.config.settings import ConfigError
@@ -170,13 +170,13 @@ class Control:
 
     # ------------------------------------------------------------ answers
 
-    def _state(self) -> State:
+    def _state(self) -> BrokerState:
         now = time.monotonic()
         _, *ages = self._pulse.ages(now)
-        return State(
+        return BrokerState(
             now - self.channel.began,
             [
-                Worker(worker["state"] == "ready", worker["restarts"], age)
+                WorkerState(worker["state"] == "ready", worker["restarts"], age)
                 for worker, age in zip(self._workers, ages, strict=True)
             ],
         )

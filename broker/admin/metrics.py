@@ -20,7 +20,7 @@ from broker.admin import sys_topics
 from pyx.core import counters
 from pyx.core.counters import Row
 
-__all__ = ["Rows", "State", "families", "markdown"]
+__all__ = ["BrokerState", "Rows", "families", "markdown"]
 
 
 class Family(NamedTuple):
@@ -37,7 +37,7 @@ class Family(NamedTuple):
         return self.name + "_total" if self.kind == "counter" else self.name
 
 
-class Worker(NamedTuple):
+class WorkerState(NamedTuple):
     """A worker's state, from the supervisor and the heartbeats."""
 
     up: bool
@@ -45,11 +45,11 @@ class Worker(NamedTuple):
     heartbeat_age_seconds: float
 
 
-class State(NamedTuple):
+class BrokerState(NamedTuple):
     """State of the broker that is not in the rows."""
 
     uptime_seconds: float
-    workers: Sequence[Worker]
+    workers: Sequence[WorkerState]
 
 
 #: counter -> its exported name and meaning; others are `mqttd_<counter>`, with a text of _HELP if there is
@@ -274,7 +274,7 @@ def families() -> list[Family]:
 class Rows(Collector):
     """Collector that reads the rows of all workers on request. `listeners`: the names of the configured ones."""
 
-    def __init__(self, rows: Sequence[memoryview], state: Callable[[], State], listeners: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[memoryview], state: Callable[[], BrokerState], listeners: Sequence[str]) -> None:
         self._rows = [Row(row) for row in rows]
         self._state = state
         self._listeners = listeners

@@ -24,7 +24,7 @@ from pyx.protocol.message import Message
 if TYPE_CHECKING:
     from broker.context.context import Context
 
-__all__ = ["Load", "SysTopics", "is_sys"]
+__all__ = ["LoadAverage", "SysTopics", "is_sys"]
 
 _ROOT = b"$SYS/broker/"
 _TOPICS_MAX = 1000
@@ -72,7 +72,7 @@ def is_sys(filter: bytes) -> bool:
     return filter == b"$SYS" or filter.startswith(b"$SYS/")
 
 
-class Load:
+class LoadAverage:
     """Three damped averages of a counter's growth per minute."""
 
     WINDOWS: ClassVar = {"1min": 60.0, "5min": 300.0, "15min": 900.0}
@@ -102,7 +102,7 @@ class SysTopics:
         self._rows: Sequence[Row] = [context.counters]
         self._began_ms = self._updated_ms = context.router.state.now_ms
         self._interval_seconds = 0
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, LoadAverage] = {}
         self._said: dict[str, str] = {}
         self._kept = Retained()
         self._handle: Any = None
@@ -128,7 +128,7 @@ class SysTopics:
         self._kept = Retained()
         if seconds:
             sums = self._sums()
-            self._loads = {name: Load(count(sums)) for name, count in _LOADS.items()}
+            self._loads = {name: LoadAverage(count(sums)) for name, count in _LOADS.items()}
             self._updated_ms = self._router.state.now_ms
             self._publish(sums)
             self._schedule()

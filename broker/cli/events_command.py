@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--data-dir", metavar="DIR", help="data directory, or a snapshot (default: as configured)")
     add("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     time = "an RFC 3339 time (2026-01-31T12:00:00Z), or how long ago (30s, 15m, 12h, 7d)"
-    add("--since", type=_moment, default=0, metavar="TIME", help=f"leave out earlier events: {time}")
-    add("--until", type=_moment, default=1 << 56, metavar="TIME", help="leave out events of that time and later")
+    add("--since", type=_given_time, default=0, metavar="TIME", help=f"leave out earlier events: {time}")
+    add("--until", type=_given_time, default=1 << 56, metavar="TIME", help="leave out events of that time and later")
     kinds = [kind.name for kind in KINDS]
     add(
         "--kind", action="append", choices=kinds, metavar="KIND", help=f"only this kind; repeatable: {', '.join(kinds)}"
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _moment(text: str) -> int:
+def _given_time(text: str) -> int:
     """Parse a time into Unix time in microseconds."""
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     now = datetime.now(UTC)

@@ -21,7 +21,7 @@ _WILL_PROPERTIES = 0  # number of will properties among the packet types, see py
 _SEPARATORS = frozenset("/+#")
 
 
-class Refusal(NamedTuple):
+class ConnectRefusal(NamedTuple):
     """The reason to refuse a CONNECT: `why` is its Reason String and is logged."""
 
     reason: ReasonCode
@@ -29,36 +29,36 @@ class Refusal(NamedTuple):
     server_reference: str | None = None
 
 
-def refusal(packet: Connect, settings: Settings) -> Refusal | None:
+def refusal(packet: Connect, settings: Settings) -> ConnectRefusal | None:
     """Return why these settings refuse it, or None."""
     protocol = settings.protocol
     if protocol.redirect is not None:  # [MQTT 5, 4.11]
         reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
-        return Refusal(reason, "clients go to another server", protocol.redirect)
+        return ConnectRefusal(reason, "clients go to another server", protocol.redirect)
     client_id = packet.client_id
     if not client_id:
         if packet.version == 3:  # MQTT 3.1, 3.1: between 1 and 23 characters
-            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id")
+            return ConnectRefusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id")
         if packet.version == 4 and not packet.clean_start:  # [MQTT-3.1.3-8]
-            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
+            return ConnectRefusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
     elif packet.version == 3 and len(client_id) > settings.limits.v31_client_id_characters_max:
-        return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "client id beyond v31_client_id_characters_max")
+        return ConnectRefusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "client id beyond v31_client_id_characters_max")
     return _of_will(packet.will, settings) if packet.will is not None else None
 
 
-def _of_will(will: Will, settings: Settings) -> Refusal | None:
+def _of_will(will: Will, settings: Settings) -> ConnectRefusal | None:
     """Refuse a will where a PUBLISH of the same content would be refused."""
     limits, protocol = settings.limits, settings.protocol
     if will.qos > protocol.maximum_qos:  # [MQTT-3.2.2-12]
-        return Refusal(ReasonCode.QOS_NOT_SUPPORTED, f"Will QoS above {protocol.maximum_qos}")
+        return ConnectRefusal(ReasonCode.QOS_NOT_SUPPORTED, f"Will QoS above {protocol.maximum_qos}")
     if will.retain and not protocol.retain_available:  # [MQTT-3.2.2-13]
-        return Refusal(ReasonCode.RETAIN_NOT_SUPPORTED, "Will Retain, and nothing is retained here")
+        return ConnectRefusal(ReasonCode.RETAIN_NOT_SUPPORTED, "Will Retain, and nothing is retained here")
     if len(will.topic) > limits.topic_bytes_max or levels(will.topic) > limits.topic_levels_max:
-        return Refusal(ReasonCode.TOPIC_NAME_INVALID, "Will Topic beyond topic_bytes_max or topic_levels_max")
+        return ConnectRefusal(ReasonCode.TOPIC_NAME_INVALID, "Will Topic beyond topic_bytes_max or topic_levels_max")
     if will.topic == b"$SYS" or will.topic.startswith(b"$SYS/"):
-        return Refusal(ReasonCode.NOT_AUTHORIZED, "Will Topic of the server's own")
+        return ConnectRefusal(ReasonCode.NOT_AUTHORIZED, "Will Topic of the server's own")
     if protocol.validate_payload_format and not _is_payload_as_indicated(will):
-        return Refusal(ReasonCode.PAYLOAD_FORMAT_INVALID, "Will Payload is not UTF-8, as its indicator says")
+        return ConnectRefusal(ReasonCode.PAYLOAD_FORMAT_INVALID, "Will Payload is not UTF-8, as its indicator says")
     return None
 
 

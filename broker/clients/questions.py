@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWER",
     "QUESTION",
-    "Answer",
-    "Question",
+    "PageAnswer",
+    "PageQuestion",
     "pack_answer",
     "pack_question",
     "unpack_answer",
@@ -33,7 +33,7 @@ _QUESTION = Struct("<Q")
 _ANSWER = Struct("<QBH")
 
 
-class Question(NamedTuple):
+class PageQuestion(NamedTuple):
     """A question. `after`: the end of the last page, or nothing."""
 
     number: int
@@ -41,7 +41,7 @@ class Question(NamedTuple):
     after: bytes
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """A page. `at`: where the next one begins (None: there is none); `messages`: as `unpack_stored` takes them."""
 
     number: int
@@ -54,11 +54,11 @@ def pack_question(number: int, text: bytes = b"", after: bytes = b"") -> bytes:
     return _QUESTION.pack(number) + text + (b"\0" + after if after else b"")
 
 
-def unpack_question(payload: bytes) -> Question:
+def unpack_question(payload: bytes) -> PageQuestion:
     """Return the question of a payload."""
     (number,) = _QUESTION.unpack_from(payload)
     text, _, after = payload[_QUESTION.size :].partition(b"\0")
-    return Question(number, text, after)
+    return PageQuestion(number, text, after)
 
 
 def pack_answer(number: int, at: bytes | None, messages: list[Message]) -> bytes:
@@ -67,8 +67,8 @@ def pack_answer(number: int, at: bytes | None, messages: list[Message]) -> bytes
     return head + pack_stored(messages)
 
 
-def unpack_answer(payload: bytes) -> Answer:
+def unpack_answer(payload: bytes) -> PageAnswer:
     """Return the answer of a payload."""
     number, more, length = _ANSWER.unpack_from(payload)
     begin = _ANSWER.size + length
-    return Answer(number, payload[_ANSWER.size : begin] if more else None, payload[begin:])
+    return PageAnswer(number, payload[_ANSWER.size : begin] if more else None, payload[begin:])

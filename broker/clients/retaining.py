@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker.admin.sys_topics import is_sys
 from broker.clients import questions
-from broker.context.sessions import NO_WALKS, NONE_WAITING, Walk
+from broker.context.sessions import NO_WALKS, NONE_WAITING, RetainedWalk
 from pyx.core import counters as count
 from pyx.core.peer import Peer, publisher_of, sibling
 from pyx.core.work import HELD, PACKED, STEP, spend
@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     """A question of a sibling."""
 
     peer: Peer
-    question: questions.Question
+    question: questions.PageQuestion
 
 
 class _Held(NamedTuple):
@@ -97,13 +97,13 @@ class Retaining:
         self._state_records = state_records
         self._sys_topics = sys_topics
         self._unanswered = unanswered
-        self._questions: dict[int, tuple[Walk, Peer]] = {}
+        self._questions: dict[int, tuple[RetainedWalk, Peer]] = {}
         self._held: dict[int, _Held] = {}
         """By the number of the question to the siblings."""
         # not a number used by a former incarnation of this worker: its answer may still arrive
         self._number = context.router.state.wall_ms * 1000
         self._swept: bytes | None = None
-        self._work: deque[Walk | _Put | _Asked] = deque()
+        self._work: deque[RetainedWalk | _Put | _Asked] = deque()
         self.wake: Callable[[], None] = lambda: None
         """Called when `run` gets something to do and had nothing."""
         self.when_taken: Callable[[Callable[[], None]], None] = lambda call: call()
@@ -126,7 +126,7 @@ class Retaining:
             before = self._retained.spent
             steps -= _BEGIN_STEPS
             spend(2 * STEP)
-            if isinstance(work, Walk):
+            if isinstance(work, RetainedWalk):
                 work.is_queued = False
                 self._context.guard_session(work.session, self._send_own, work)
             elif isinstance(work, _Asked):
@@ -135,12 +135,12 @@ class Retaining:
                 self._context.guard_session(self._questions[work.number][0].session, self._put_anew, work.number)
             steps -= self._retained.spent - before
 
-    def _put_work(self, work: Walk | _Put | _Asked) -> None:
+    def _put_work(self, work: RetainedWalk | _Put | _Asked) -> None:
         self._work.append(work)
         if len(self._work) == 1:
             self.wake()
 
-    def _due(self, walk: Walk) -> None:
+    def _due(self, walk: RetainedWalk) -> None:
         if not walk.is_queued and not walk.over:
             walk.is_queued = True
             self._put_work(walk)
@@ -250,7 +250,7 @@ class Retaining:
         parts = {sibling(worker): at for worker, at in owed}
         self._wait(session, text, (session.ask(self._router.windows.position), since, parts))
 
-    def _note(self, walk: Walk) -> None:
+    def _note(self, walk: RetainedWalk) -> None:
         """Store the progress, after a page was queued or the last one, together with the queued messages."""
         if self._state_records.keeps and walk.session.durable and not is_sys(walk.filter):
             self._state_records.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
@@ -265,7 +265,7 @@ class Retaining:
         most = self._context.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text, (asked, since, parts) = details.walks_waiting.popitem(last=False)
-            walk = Walk(session, text, asked, since, parts or self._parts(text))
+            walk = RetainedWalk(session, text, asked, since, parts or self._parts(text))
             if details.walks is NO_WALKS:
                 details.walks = {}
             details.walks[walk] = None
@@ -273,7 +273,7 @@ class Retaining:
         if not details.walks_waiting:
             details.walks_waiting = NONE_WAITING  # frees its memory
 
-    def _go(self, walk: Walk) -> None:
+    def _go(self, walk: RetainedWalk) -> None:
         spend(len(walk.parts) * 2 * STEP)
         for worker in walk.parts:
             if worker == self._context.index:
@@ -303,7 +303,7 @@ class Retaining:
         for walk in list(details.walks):
             self._end(walk)
 
-    def _end(self, walk: Walk) -> None:
+    def _end(self, walk: RetainedWalk) -> None:
         walk.over = True
         for number in walk.numbers.values():
             self._questions.pop(number, None)
@@ -315,13 +315,13 @@ class Retaining:
         walk.session.unwatch()
         self._begin_waiting(walk.session)
 
-    def _part_done(self, walk: Walk, worker: Peer) -> None:
+    def _part_done(self, walk: RetainedWalk, worker: Peer) -> None:
         del walk.parts[worker]
         if not walk.parts:
             self._end(walk)
         self._note(walk)
 
-    def _rests(self, walk: Walk) -> bool:
+    def _rests(self, walk: RetainedWalk) -> bool:
         """Whether nothing can be sent now; without a lasting session the walk ends."""
         if walk.session.connection is not None:
             return False
@@ -332,7 +332,7 @@ class Retaining:
     def _is_full(self, session: Session) -> bool:
         return session.queued >= _QUEUED_MAX or session.queued_bytes >= _QUEUED_BYTES_MAX
 
-    def _send_own(self, walk: Walk) -> None:
+    def _send_own(self, walk: RetainedWalk) -> None:
         session, here = walk.session, self._context.own
         if walk.over or here not in walk.parts or self._rests(walk):
             return
@@ -352,13 +352,13 @@ class Retaining:
             self._note(walk)
             self._due(walk)
 
-    def _later(self, walk: Walk, worker: Peer) -> None:
+    def _later(self, walk: RetainedWalk, worker: Peer) -> None:
         """Try again later, because there is no room; the first try has set the timer."""
         if worker not in walk.waits:
             walk.waits.add(worker)
             self._context.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
 
-    def _try_again(self, walk: Walk, worker: Peer) -> None:
+    def _try_again(self, walk: RetainedWalk, worker: Peer) -> None:
         # the client may have been away and back meanwhile, and the walk continued or ended here
         walk.waits.discard(worker)
         if worker == self._context.index:
@@ -366,14 +366,14 @@ class Retaining:
         elif worker in walk.numbers:
             self._go_on(walk.numbers[worker])
 
-    def _queue(self, walk: Walk, messages: list[Message]) -> None:
+    def _queue(self, walk: RetainedWalk, messages: list[Message]) -> None:
         messages = self._authorising.receivable(walk.session, messages)
         if messages:
             self._router.retaining.queue_retained(walk.session, messages, walk.filter, walk.asked)
 
     # ------------------------------------------------------------ questions
 
-    def _ask(self, walk: Walk, peer: Peer) -> None:
+    def _ask(self, walk: RetainedWalk, peer: Peer) -> None:
         self._number += 1
         self._questions[self._number] = walk, peer
         walk.numbers[peer] = self._number

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from broker.config.queues import wrong_with
 
 if TYPE_CHECKING:
-    from leveldb_store.archive.archive import Options, Table
+    from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 
 __all__ = ["ARCHIVE_RULES_MAX", "ArchiveRule", "archive_errors", "archive_options", "size_of"]
 
@@ -79,12 +79,12 @@ def archive_errors(rules: Sequence[ArchiveRule], store: str) -> Iterator[str]:
 
 def archive_options(
     rules: Sequence[ArchiveRule], epoch: str, worker: int, workers: int, pending_bytes_max: int
-) -> Options:
+) -> ArchiveOptions:
     """Return the options with which one worker's archive is opened."""
-    from leveldb_store.archive.archive import Options, Table  # only where LevelDB is installed
+    from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable  # only where LevelDB is installed
 
-    tables: tuple[Table, ...] = tuple(
-        Table(rule.filter.encode(), max(1, int(rule.hours * _MS_PER_HOUR)), max(1, rule.bytes // workers))
+    tables: tuple[ArchiveTable, ...] = tuple(
+        ArchiveTable(rule.filter.encode(), max(1, int(rule.hours * _MS_PER_HOUR)), max(1, rule.bytes // workers))
         for rule in rules
     )
-    return Options(epoch, worker, tables, pending_bytes_max)
+    return ArchiveOptions(epoch, worker, tables, pending_bytes_max)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from broker.config.settings import Settings
 
-__all__ = ["Source", "fields", "fill", "sources"]
+__all__ = ["FieldSource", "fields", "fill", "sources"]
 
 _MILLISECONDS = re.compile(r"(.+)_ms(?:_max)?")
 
 
-class Source(NamedTuple):
+class FieldSource(NamedTuple):
     """The setting that fills a field."""
 
     table: str
@@ -47,12 +47,12 @@ def fields() -> list[str]:
     return [name for name, member in vars(Limits).items() if inspect.isdatadescriptor(member)]
 
 
-def sources(names: Iterable[str], models: dict[str, type[BaseModel]]) -> dict[str, Source]:
+def sources(names: Iterable[str], models: dict[str, type[BaseModel]]) -> dict[str, FieldSource]:
     """Return the setting of each field, `models` by table. LookupError unless exactly one setting fills each."""
-    found: dict[str, Source] = {}
+    found: dict[str, FieldSource] = {}
     for name in names:
         there = [
-            Source(table, key, factor)
+            FieldSource(table, key, factor)
             for key, factor in _candidates(name)
             for table, model in models.items()
             if key in model.model_fields
@@ -72,7 +72,7 @@ def _candidates(name: str) -> Iterator[tuple[str, int]]:
 
 
 @cache
-def _sources(settings: type[Settings]) -> dict[str, Source]:
+def _sources(settings: type[Settings]) -> dict[str, FieldSource]:
     return sources(fields(), {"limits": Bounds, "protocol": Protocol, "": settings})
 
 

@@ -29,7 +29,7 @@ from broker.config.limits import Limits as Limits
 from broker.config.listeners import LISTENERS_MAX, Listener, all_listeners, listed, listener_errors, reachable
 from broker.config.protocol import Protocol
 from broker.config.queues import wrong_with
-from broker.config.share_groups import Shared
+from broker.config.share_groups import ShareGroupRule
 
 WORKERS_MAX = 64
 """The largest number of workers: a set of workers is a word of 64 bits, and a counter row has room for 64 links."""
@@ -211,7 +211,7 @@ class Settings(BaseModel):
     archive: Annotated[list[ArchiveRule], Field(max_length=ARCHIVE_RULES_MAX)] = Field(
         default_factory=list, json_schema_extra=_RESTART, description="Archived topics."
     )
-    shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
+    shared: list[ShareGroupRule] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
     events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
@@ -277,7 +277,7 @@ TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, 
 """The tables of the file, by the key of Settings that holds them."""
 RULES: dict[str, type[BaseModel]] = {
     "listener": Listener,
-    "shared": Shared,
+    "shared": ShareGroupRule,
     "queue": QueueRule,
     "topic": TopicRule,
     "archive": ArchiveRule,

@@ -12,10 +12,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Shared", "rule_of"]
+__all__ = ["ShareGroupRule", "rule_of"]
 
 
-class Shared(BaseModel):
+class ShareGroupRule(BaseModel):
     """Strategy by which members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a
     group applies; the default is `round_robin`. [shared-subscriptions.md](../shared-subscriptions.md) has their
     guarantees.
@@ -43,7 +43,7 @@ class Shared(BaseModel):
     )
 
 
-def rule_of(rules: Sequence[Shared], group: bytes, topic_filter: bytes) -> Shared | None:
+def rule_of(rules: Sequence[ShareGroupRule], group: bytes, topic_filter: bytes) -> ShareGroupRule | None:
     """Return the rule for the group (ShareName) of a Topic Filter (without $share); None: round robin."""
     name, text = group.decode(), topic_filter.decode()
     for rule in rules:

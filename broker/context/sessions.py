@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NEVER = 0xFFFFFFFF
 
 
-class Walk:
+class RetainedWalk:
     """The retained messages look-up for one filter of one session. `parts`: each worker that has not sent all, and the
     end of its last page (b"": there was none yet).
     """
@@ -47,7 +47,7 @@ class Walk:
 
 WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[Peer, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()
-NO_WALKS: Final[dict[Walk, None]] = {}
+NO_WALKS: Final[dict[RetainedWalk, None]] = {}
 """Shared by all sessions that have none: never modified."""
 
 
@@ -96,11 +96,11 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.ruling = ruling
         """Number of the configuration that has these tables."""
-        self.walks: dict[Walk, None] = NO_WALKS
+        self.walks: dict[RetainedWalk, None] = NO_WALKS
         """Topic Filters whose retained messages are being looked up, in order."""
         self.walks_waiting: WalksWaiting = NONE_WAITING
         """Topic Filters that wait for their look-up, in order, each with the number of its SUBSCRIBE (`Session.ask`)
-        and `Walk.parts` (None: everything of every worker). All of them are subscribed to; each occurs once.
+        and `RetainedWalk.parts` (None: everything of every worker). All of them are subscribed to; each occurs once.
         """
 
 

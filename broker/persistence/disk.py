@@ -48,7 +48,7 @@ _AT_ONCE = 100
 """Connections per piece whose waiting answers are examined."""
 
 
-class Connections(Protocol):
+class WaitingConnections(Protocol):
     """The connections of clients, some of which wait for the disk (`broker.clients.closing`)."""
 
     def awaiting(self) -> list[Connection]:
@@ -64,7 +64,7 @@ class Connections(Protocol):
 class Disk:
     """The state of one worker's disk, as announced to its clients and siblings."""
 
-    def __init__(self, context: Context, connections: Connections) -> None:
+    def __init__(self, context: Context, connections: WaitingConnections) -> None:
         self._context = context
         self._router = context.router
         self._connections = connections

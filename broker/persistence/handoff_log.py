@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.format import link_schema, schema
 from pyx.core.peer import Peer
-from pyx.storage.entries import without_words
+from pyx.storage.entries import without_sibling_messages
 from zmq_mesh.contract import HandoffLog
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from broker.persistence.set_aside import SetAside
     from pyx.delivery.router import Router
 
-__all__ = ["Kept", "StoredHandoff", "kept_links"]
+__all__ = ["StoredHandoff", "StoredLinks", "kept_links"]
 
 
 class StoredHandoff(HandoffLog):
@@ -96,10 +96,10 @@ class StoredHandoff(HandoffLog):
         self._router.journal.when_durable(stored)
 
     def append(self, sequence: int, part: Any, payloads: list[Any], entries: int) -> bool:
-        """Implements HandoffLog. Words of this worker's broker are not stored: its successor sends its own."""
+        """Implements HandoffLog. Messages of this worker's broker are not stored: its successor sends its own."""
         self._sequences.append(sequence)
         bodies = [bytes(memoryview(payload)) for payload in payloads]
-        stored = without_words(part)
+        stored = without_sibling_messages(part)
         value = link_schema.encode_handoff(entries, stored, bodies)
         self._router.journal.put_record(schema.handoff_key(self._peer, sequence), value)
         return stored == bytes(part)
@@ -111,7 +111,7 @@ class StoredHandoff(HandoffLog):
             self._router.journal.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
 
 
-class Kept(NamedTuple):
+class StoredLinks(NamedTuple):
     """The initial state of the links, by peer."""
 
     handoffs: dict[Peer, HandoffLog]
@@ -131,9 +131,9 @@ class Batches(Protocol):
         """The store has refusals of these batches, in order."""
 
 
-def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Kept:
+def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> StoredLinks:
     """Read the state of this worker's links from the store; empty for a store in memory. `batches` gets its part."""
-    kept = Kept({}, {}, {})
+    kept = StoredLinks({}, {}, {})
     router, store = context.router, context.store
     if not store.keeps:
         return kept
@@ -156,7 +156,7 @@ def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Kept:
 def _take_position(
     router: Router,
     batches: Batches,
-    kept: Kept,
+    kept: StoredLinks,
     peer: Peer,
     refused: dict[int, list[tuple[int, int]]],
     key: bytes,

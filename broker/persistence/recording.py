@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from broker.context.context import Context
     from broker.context.sessions import Details
-    from leveldb_store.format.events import Kind
+    from leveldb_store.format.events import EventKind
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Connect
@@ -254,7 +254,7 @@ class Recording:
 
     # ------------------------------------------------------------ the store
 
-    def _allows(self, kind: Kind) -> bool:
+    def _allows(self, kind: EventKind) -> bool:
         if self._left > 0:
             self._left -= 1
             return True
@@ -264,7 +264,7 @@ class Recording:
 
     def _put(
         self,
-        kind: Kind,
+        kind: EventKind,
         texts: Sequence[str | bytes | None] = (),
         numbers: Sequence[int] = (),
         table: Iterable[tuple[str, int]] = (),

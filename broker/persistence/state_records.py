@@ -51,7 +51,7 @@ class StateRecords:
         """Whether records outlive the worker."""
         self.sessions = 0
         """Number of sessions in the store."""
-        self._store.carry(lambda: self._router.moment(self.sessions))
+        self._store.carry(lambda: self._router.persisted_counters(self.sessions))
         self._unsettled: dict[str, object] = {}
         """Clients whose session was created, altered or ended, but is not yet so on the disk: each with a token of the
         last change.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from leveldb_store.archive.ends import Found, Said, find, readable
+from leveldb_store.archive.ends import ArchiveSurvey, Said, find, readable
 from leveldb_store.engine.database import Database
 from leveldb_store.format import archive_schema, schema
 
@@ -81,7 +81,7 @@ def carry_archives(
     return blocks
 
 
-def _latest(found: Sequence[Found]) -> tuple[dict[bytes, int], dict[bytes, int]]:
+def _latest(found: Sequence[ArchiveSurvey]) -> tuple[dict[bytes, int], dict[bytes, int]]:
     # by Topic Filter: the time since when the rule has been the same in all stores
     sinces: dict[bytes, int] = {}
     changes: dict[bytes, int] = {}

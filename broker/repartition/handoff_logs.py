@@ -1,5 +1,5 @@
 """Delivers hand-off logs during repartitioning: the messages that old worker A kept for C are matched with the
-subscriptions of C and placed at the end of C's stretch; those that C has already taken are left out. Share groups: a
+subscriptions of C and placed at the end of C's segment; those that C has already taken are left out. Share groups: a
 member at C, else any other.
 
 Links start anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over.
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from broker.repartition.new_store import Moved, NewStore
-from broker.repartition.old_store import Member, OldStore, OldStores, Taken
-from broker.repartition.retained import Retained
+from broker.repartition.old_store import OldMember, OldStore, OldStores, TakenUpTo
+from broker.repartition.retained import OldRetained
 from leveldb_store.format import link_schema, queued_messages, schema
 from pyx.core.peer import sibling
 from pyx.core.placement import group_number, owner
@@ -30,7 +30,7 @@ _NO_WORKER: Final = 0xFF  # low byte of the message numbers drawn here
 class HandoffLogs:
     """The hand-off logs of all old workers."""
 
-    def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved, retained: Retained) -> None:
+    def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved, retained: OldRetained) -> None:
         self._old = old
         self._new = new
         self._moved = moved
@@ -65,7 +65,7 @@ class _ShareGroups:
                 return True
         return False
 
-    def _queue(self, member: Member, label: bytes, message: schema.StoredMessage) -> None:
+    def _queue(self, member: OldMember, label: bytes, message: schema.StoredMessage) -> None:
         flags = min(member.options & schema.QOS, message.qos) | schema.SHARED_COPY
         if message.retain and member.options & 8:  # Retain As Published
             flags |= schema.RETAIN
@@ -89,7 +89,7 @@ class _HandOff:
         old: OldStores,
         new: Sequence[NewStore],
         moved: Moved,
-        retained: Retained,
+        retained: OldRetained,
         groups: _ShareGroups,
     ) -> None:
         self._source = source
@@ -110,12 +110,12 @@ class _HandOff:
         self._put_block()
 
     def _from(self, other: OldStore) -> None:
-        taken = self._source.taken.get(other.index, Taken())
+        taken = self._source.taken.get(other.index, TakenUpTo())
         for key, value in self._old.scan(other, schema.handoff_prefix(sibling(self._source.index))):
             sequence = schema.key_position(key)
             if sequence == 0:
                 if link_schema.decode_handoff_head(value)[0] != taken.stream:
-                    taken = Taken()
+                    taken = TakenUpTo()
                 continue
             _, part, payloads = link_schema.decode_handoff(value)
             publisher: str | None = None
@@ -165,7 +165,7 @@ class _HandOff:
         for index, wanted in self._source.wanted.items():
             target = self._new[index]
             lists = [(name, places) for name, places in listed.items() if name in wanted]
-            start = target.stretches[self._source.index].place(first)
+            start = target.segments[self._source.index].place(first)
             for name, places in lists:
                 sizes = [self._messages[at].content_bytes for at in places]
                 entries = zip((at - places[0] for at in places), sizes, strict=True)

@@ -3,11 +3,11 @@
     old worker 0   | 31 ....... 100 |           new worker 0   | its own 1 .. 70 | those of worker 2: 71 .. 110 |
     old worker 2   | 1 .. 20 | 51 .. 70 |                                            (111 .. are new messages)
 
-A new log is made of *stretches* (`broker.repartition.position_map`), one for each old worker that sends sessions there,
+A new log is made of *segments* (`broker.repartition.position_map`), one for each old worker that sends sessions there,
 its own first: the blocks that a session there still needs, one behind the other. Every position that a session refers
-to moves with its block; the stretches behind the session's own are a *hole* for it (family V), as if its queue had been
+to moves with its block; the segments behind the session's own are a *hole* for it (family V), as if its queue had been
 full. So each session reads exactly what it would have read, in the same order. A message that several old workers had
-stored may be in several stretches until their sessions have read it.
+stored may be in several segments until their sessions have read it.
 
 The reasons and the cost: docs/adr/0020-position-maps.md.
 """
@@ -20,7 +20,7 @@ from typing import Final
 
 from broker.repartition.new_store import Moved, NewStore
 from broker.repartition.old_store import OldStore, OldStores
-from broker.repartition.position_map import Stretch
+from broker.repartition.position_map import Segment
 from leveldb_store.format import schema
 from pyx.storage.stored import part_before, part_ends, part_running
 
@@ -45,9 +45,9 @@ class Logs:
             for source in own_first:
                 if source.index not in senders:
                     continue
-                stretch = Stretch(source.log, source.listing.get(target.index), source.expected, target.end)
-                target.stretches[source.index] = stretch
-                target.end = stretch.end
+                segment = Segment(source.log, source.listing.get(target.index), source.expected, target.end)
+                target.segments[source.index] = segment
+                target.end = segment.end
 
     def survey(self, source: OldStore) -> None:
         """Find the destinations of its blocks, from the parts of indexes, and how many parts list each block there."""
@@ -70,14 +70,14 @@ class Logs:
         for first, value, at, behind_block, readers in self._parts(source):
             size = part_running(value, first, _HIGHEST)[1] - part_before(value)[1]
             for target, name in readers:
-                placed = target.stretches[source.index].place(first)
+                placed = target.segments[source.index].place(first)
                 indexes = source.listing[target.index][at]
                 target.put_part(name, placed, behind_block, indexes, value[schema.PART_HEAD.size :], size)
         for at, (key, value) in enumerate(self._old.scan(source, schema.BLOCK)):
             for index, listing in source.listing.items():
                 if listing[at]:
                     target = self._new[index]
-                    placed = target.stretches[source.index].place(schema.key_position(key))
+                    placed = target.segments[source.index].place(schema.key_position(key))
                     target.put(schema.block_key(placed), value)
                     self._moved.blocks += 1
 

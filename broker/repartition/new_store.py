@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from broker.repartition.position_map import Stretch
-from leveldb_store.engine.database import Database, Options, sync_directory
+from broker.repartition.position_map import Segment
+from leveldb_store.engine.database import Database, DatabaseOptions, sync_directory
 from leveldb_store.format import schema
 from pyx.storage.stored import part_before, part_running
 
@@ -59,7 +59,7 @@ class NewStore:
         self.index = index
         self.path = path
         self.database = opened(path)
-        self.stretches: dict[int, Stretch] = {}
+        self.segments: dict[int, Segment] = {}
         """By old worker."""
         self.end = 0
         """The last position of the log."""
@@ -133,7 +133,7 @@ def opened(
     path: Path, say: Callable[[str], None] = lambda _: None, strict: bool = False, repair: str | None = None
 ) -> Database:
     """Open a store for a repartition; `strict`, `repair`: as of Database. Raises StoreError."""
-    return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say, strict, repair)
+    return Database(path, DatabaseOptions(write_buffer_bytes=_WRITE_BUFFER_BYTES), say, strict, repair)
 
 
 def empty(path: Path) -> None:

@@ -17,13 +17,13 @@ from broker.persistence.record_checks import CHECKS
 from broker.persistence.set_aside import UNREADABLE
 from broker.repartition.filter_tree import FilterTree
 from broker.repartition.new_store import Moved, NewStore
-from broker.repartition.position_map import Log, Wanted
+from broker.repartition.position_map import Needed, OldLog
 from leveldb_store.engine.database import Database, told
 from leveldb_store.format import schema, windows
 from leveldb_store.format.queued_messages import message_of
 from shards.placement import home
 
-__all__ = ["SHARED", "Member", "OldStore", "OldStores", "RepartitionError", "Taken"]
+__all__ = ["SHARED", "OldMember", "OldStore", "OldStores", "RepartitionError", "TakenUpTo"]
 
 SHARED: Final = b"$share/"
 _EVERY: Final = 1000  # records between two calls of `progress`
@@ -33,7 +33,7 @@ class RepartitionError(Exception):
     """The repartition failed; the old stores are unchanged. The text is one line."""
 
 
-class Member(NamedTuple):
+class OldMember(NamedTuple):
     """A session of an old worker that is a member of a share group."""
 
     source: int
@@ -43,7 +43,7 @@ class Member(NamedTuple):
 
 
 @dataclass
-class Taken:
+class TakenUpTo:
     """The position of an old worker in the stream of a sibling."""
 
     stream: int = 0
@@ -65,16 +65,16 @@ class OldStore:
 
     index: int
     database: Database
-    log: Log = field(default_factory=Log)
+    log: OldLog = field(default_factory=OldLog)
     expected: int = 0
     """Upper bound of the messages that hand-off logs have for it."""
     target_of: dict[str, int] = field(default_factory=dict)
     """By client id: the new home of its session."""
-    wanted: dict[int, dict[bytes, Wanted]] = field(default_factory=dict)
+    wanted: dict[int, dict[bytes, Needed]] = field(default_factory=dict)
     """By new worker: the indexes that sessions there read, with the positions they need."""
     filters: FilterTree = field(default_factory=FilterTree)
     """Topic Filters subscribed to at QoS 1 or 2, if hand-off logs have messages for it."""
-    members: dict[bytes, list[Member]] = field(default_factory=dict)
+    members: dict[bytes, list[OldMember]] = field(default_factory=dict)
     """The same for share groups, by b"group/filter"."""
     pages: dict[str, list[windows.Page]] = field(default_factory=dict)
     """By client id: the pages of its window."""
@@ -82,9 +82,9 @@ class OldStore:
     """Keys of unreadable records."""
     unread_sessions: set[str] = field(default_factory=set)
     """Client ids whose session is unreadable: all of its records are set aside with it."""
-    taken: dict[int, Taken] = field(default_factory=dict)
+    taken: dict[int, TakenUpTo] = field(default_factory=dict)
     """By sibling."""
-    listed: dict[int, list[tuple[NewStore, bytes, Wanted]]] = field(default_factory=dict)
+    listed: dict[int, list[tuple[NewStore, bytes, Needed]]] = field(default_factory=dict)
     """By number of an index: the new workers that need it, its name, the positions needed."""
     listing: dict[int, array[int]] = field(default_factory=dict)
     """By new worker: the number of indexes there that list each block."""

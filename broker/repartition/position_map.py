@@ -11,13 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Log", "Stretch", "Wanted"]
+__all__ = ["Needed", "OldLog", "Segment"]
 
 _OPEN: Final = 2**63  # from here on: not a position of a log, but "and everything later"
 _HIGHEST: Final = 2**64 - 1
 
 
-class Wanted:
+class Needed:
     """The needed part of an index: disjoint spans of positions, in order."""
 
     __slots__ = ("_behind", "_up_to")
@@ -50,7 +50,7 @@ class Wanted:
         return at < len(self._up_to) and self._behind[at] < last
 
 
-class Log:
+class OldLog:
     """The blocks of an old worker's log, in order of positions."""
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class Log:
         return at if at < len(self.firsts) and self.firsts[at] == first else None
 
 
-class Stretch:
-    """A stretch of a new log, with the messages of one old worker: first the blocks needed there, then room for
+class Segment:
+    """A segment of a new log, with the messages of one old worker: first the blocks needed there, then room for
     `expected` messages of hand-off logs.
 
     `listing`: for each block whether it is copied (not 0); None: no block is. `behind`: the position behind which the
-    stretch begins.
+    segment begins.
     """
 
-    def __init__(self, log: Log, listing: array[int] | None, expected: int, behind: int) -> None:
+    def __init__(self, log: OldLog, listing: array[int] | None, expected: int, behind: int) -> None:
         self._log = log
         self._listing = listing or array("I", bytes(4 * len(log.firsts)))
         self._behind = array("Q")  # for each block: the new position behind which it begins, or would
@@ -90,7 +90,7 @@ class Stretch:
             behind += count if listed else 0
         self._log_end = behind
         self.end = behind + expected
-        """The last position of the stretch."""
+        """The last position of the segment."""
 
     def place(self, position: int) -> int:
         """Return the new position for an old one; if its block is not copied, the last copied position before it."""

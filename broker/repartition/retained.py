@@ -9,10 +9,10 @@ from broker.repartition.old_store import OldStore, OldStores
 from leveldb_store.format import schema
 from pyx.core.placement import owner
 
-__all__ = ["Retained"]
+__all__ = ["OldRetained"]
 
 
-class Retained:
+class OldRetained:
     """The retained messages of all old workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:

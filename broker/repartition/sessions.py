@@ -14,10 +14,10 @@ from leveldb_store.format.replay_schema import split_replay
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from shards.placement import home
 
-__all__ = ["Sessions"]
+__all__ = ["OldSessions"]
 
 
-class Sessions:
+class OldSessions:
     """The sessions of all old workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:
@@ -47,7 +47,7 @@ class Sessions:
             options, identifier, since, formers = decode_subscription(value)
             target = self._new[index]
             if not named.startswith(SHARED):
-                place = target.stretches[source.index].place
+                place = target.segments[source.index].place
                 since, formers = place(since), [(was, place(begin), place(end)) for was, begin, end in formers]
             owed = [topic for _, topic in decode_owed(value)]
             if owed:  # topics have new owners: start again at the first topic not sent, some are sent a second time
@@ -74,15 +74,15 @@ class Sessions:
                 self._put_window(source, self._new[index], key, window)
         for key, value in self._old.scan(source, schema.WINDOW_PAGE):
             self._old.target_of(source, windows.split_page(key)[0], key, value)
-        # a session without a window was sent nothing; what is before its stretch was not for it either
+        # a session without a window was sent nothing; what is before its segment was not for it either
         for client_id, index in left.items():
             self._put_window(source, self._new[index], schema.window_key(client_id), windows.NEVER_SENT)
 
     def _put_window(self, source: OldStore, target: NewStore, key: bytes, window: windows.Window) -> None:
-        stretch = target.stretches[source.index]
-        place, end = stretch.place, stretch.end
+        segment = target.segments[source.index]
+        place, end = segment.place, segment.end
         out = [
-            (packet_id, flags, state, at if flags & schema.OWN_RECORD else stretch.place_of_message(at))
+            (packet_id, flags, state, at if flags & schema.OWN_RECORD else segment.place_of_message(at))
             for packet_id, flags, state, at in window.out
         ]
         holes = [(place(behind), min(place(up_to), end)) for behind, up_to in window.holes]

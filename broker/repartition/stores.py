@@ -22,8 +22,8 @@ from broker.repartition.handoff_logs import HandoffLogs
 from broker.repartition.logs import Logs
 from broker.repartition.new_store import Moved, NewStore, empty, opened
 from broker.repartition.old_store import OldStore, OldStores, RepartitionError
-from broker.repartition.retained import Retained
-from broker.repartition.sessions import Sessions
+from broker.repartition.retained import OldRetained
+from broker.repartition.sessions import OldSessions
 from broker.repartition.survey import Survey
 from leveldb_store.contract import StoreError
 from leveldb_store.engine.database import told
@@ -96,7 +96,7 @@ class _Repartition:
         logs.lay_out()
         for source in old.stores:
             logs.copy(source)
-        retained, sessions = Retained(old, new, moved), Sessions(old, new, moved)
+        retained, sessions = OldRetained(old, new, moved), OldSessions(old, new, moved)
         HandoffLogs(old, new, moved, retained).give_out()
         for source in old.stores:
             sessions.copy(source)

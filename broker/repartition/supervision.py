@@ -20,7 +20,7 @@ from shards.child_process import ChildFailed, run_in_child
 if TYPE_CHECKING:
     from broker.config.leveldb import LevelDB
     from broker.logs import Log
-    from shards.data_dir import Change
+    from shards.data_dir import StoreChange
 
 __all__ = ["Refused", "Repartitioning"]
 
@@ -39,7 +39,7 @@ class Repartitioning:
         self._settings = settings
         self._is_strict = strict
 
-    def __call__(self, change: Change) -> None:
+    def __call__(self, change: StoreChange) -> None:
         """Fill the new stores. Raises Refused."""
         before, after = len(change.old), len(change.new)
         self._log.info("repartition_begins", workers_before=before, workers=after)
@@ -56,7 +56,7 @@ class Repartitioning:
             raise Refused(f"interrupted; the stores of {before} workers are unchanged") from None
 
 
-def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
+def _work(change: StoreChange, settings: LevelDB, log: Log, strict: bool) -> None:
     from broker.repartition.stores import repartition  # needs LevelDB
 
     progress = StartProgress(f"mqttd: stores of {len(change.old)} workers for {len(change.new)}", "repartitioning", log)
@@ -90,7 +90,7 @@ def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
     )
 
 
-def _check_room(change: Change, settings: LevelDB) -> None:
+def _check_room(change: StoreChange, settings: LevelDB) -> None:
     # counts the room after the old stores are removed
     from broker.repartition.old_store import RepartitionError  # needs LevelDB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from broker.repartition.old_store import SHARED, Member, OldStore, OldStores, RepartitionError, Taken
-from broker.repartition.position_map import Wanted
+from broker.repartition.old_store import SHARED, OldMember, OldStore, OldStores, RepartitionError, TakenUpTo
+from broker.repartition.position_map import Needed
 from leveldb_store.format import link_schema, schema, windows
 from leveldb_store.format.subscription_schema import decode_subscription
 from pyx.protocol.topics import parse_share
@@ -68,7 +68,7 @@ class Survey:
             found = link_schema.decode_peer(value)
             refused = {(at, position) for at, position, _ in found.inside}
             refused.update((found.number + 1, position) for position, _ in found.refused)
-            source.taken[schema.peer_of_key(key)] = Taken(found.stream, found.number, found.taken, refused)
+            source.taken[schema.peer_of_key(key)] = TakenUpTo(found.stream, found.number, found.taken, refused)
         for key, value in self._old.scan(source, schema.HANDOFF):
             peer = schema.peer_of_key(key)
             if schema.key_position(key) and peer < len(self._old.stores):
@@ -101,7 +101,7 @@ class Survey:
                 share = parse_share(named)
                 if share is None:
                     raise schema.SchemaError("no Topic Filter")
-                member = Member(source.index, client_id, options, identifier)
+                member = OldMember(source.index, client_id, options, identifier)
                 source.members.setdefault(b"/".join(share), []).append(member)
                 continue
             if formers:
@@ -109,5 +109,5 @@ class Survey:
             if source.expected and options & schema.QOS:
                 source.filters.add(named)
             cursor, in_flight_at, holes = cursors.get(client_id, (0, _HIGHEST, []))
-            wanted = source.wanted.setdefault(target, {}).setdefault(named, Wanted())
+            wanted = source.wanted.setdefault(target, {}).setdefault(named, Needed())
             wanted.add(min(max(cursor, since), in_flight_at - 1), holes)

@@ -13,7 +13,7 @@ from shards.child_process import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
     from broker.logs import Log
-    from shards.data_dir import Change
+    from shards.data_dir import StoreChange
 
 __all__ = ["UpgradeRefused", "Upgrading"]
 
@@ -29,7 +29,7 @@ class Upgrading:
         self._log = log
         self._is_strict = strict
 
-    def __call__(self, change: Change) -> bool:
+    def __call__(self, change: StoreChange) -> bool:
         """Fill the new stores, if any of the old ones is older than this release's. Raises UpgradeRefused."""
         from leveldb_store.upgrade import UpgradeError  # needs LevelDB
 
@@ -42,7 +42,7 @@ class Upgrading:
         return any(any(path.iterdir()) for path in change.new)
 
 
-def _work(change: Change, log: Log, strict: bool) -> None:
+def _work(change: StoreChange, log: Log, strict: bool) -> None:
     from leveldb_store.format import schema
     from leveldb_store.upgrade import upgrade  # needs LevelDB
 

@@ -98,7 +98,7 @@ class _Waiting:
         """By worker: the last number that it had given out."""
 
 
-class Subscriptions(Protocol):
+class OrdinarySubscriptions(Protocol):
     """The interface to ordinary subscriptions, and to the rules for all (`broker.clients.subscribing`)."""
 
     def check(self, session: Session, text: bytes, qos: int) -> int:
@@ -130,7 +130,7 @@ class Opening:
         self._recording = recording
         self._replaying = replaying
         self._rights = rights
-        self.subscriptions: Subscriptions
+        self.subscriptions: OrdinarySubscriptions
         """Set once, by the code that passes SUBSCRIBEs here."""
         self._waiting: dict[int, _Waiting] = {}
         self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}

@@ -37,7 +37,7 @@ _CREDIT_NS = 2_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Work(Protocol):
+class ScheduledWork(Protocol):
     """Work in pieces: replays, and walks over retained messages."""
 
     wake: Callable[[], None]
@@ -57,7 +57,7 @@ class Work(Protocol):
 class Scheduler:
     """Paces one kind of work of one worker."""
 
-    def __init__(self, reactor: Reactor, work: Work) -> None:
+    def __init__(self, reactor: Reactor, work: ScheduledWork) -> None:
         self._reactor = reactor
         self._replaying = work
         self._timerfd = -1

@@ -12,7 +12,7 @@ other, the lower one declares a Protocol for its needs, and gets the other here 
     the archive replaying, opening (broker.replay)
     clients     authorising, wills, unanswered, retaining, endings, capacity, authenticating, occupants, closing,
                 connecting, subscribing; disk, which closes some
-    the worker  words, peering, gauges, administration, recovery
+    the worker  sibling_messages, peering, gauges, administration, recovery
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from broker.worker.administration import Administration
 from broker.worker.gauges import Gauges
 from broker.worker.peering import Peering
 from broker.worker.recovery import Recovery
-from broker.worker.words import Words
+from broker.worker.sibling_messages import SiblingMessages
 from pyx.core import counters as count
 from pyx.core.peer import Peer
 from pyx.protocol.reasons import ReasonCode
@@ -130,8 +130,8 @@ class Node:
         )  # fmt: skip
         opening.subscriptions = subscribing
         disk = self.disk = Disk(context, closing)
-        words = self.words = Words(context, retaining, capacity, disk, replaying, opening)
-        peering = self.peering = Peering(context, words, retaining, replaying, opening)
+        messages = self.sibling_messages = SiblingMessages(context, retaining, capacity, disk, replaying, opening)
+        peering = self.peering = Peering(context, messages, retaining, replaying, opening)
         retaining.when_taken = peering.when_taken
         self.gauges = Gauges(context, sessions, replaying)
         self.administration = Administration(context, sessions, closing)
@@ -156,8 +156,11 @@ class Node:
         self.drained = self.replaying.drained
         self.work_on = self.piecework.run
         self.works_for = self.endings.works_for
-        self.told, self.greet = self.words.told, self.words.greet
-        self.hold_changed, self.set_memory_full = self.words.hold_changed, self.words.set_memory_full
+        self.told, self.greet = self.sibling_messages.told, self.sibling_messages.greet
+        self.hold_changed, self.set_memory_full = (
+            self.sibling_messages.hold_changed,
+            self.sibling_messages.set_memory_full,
+        )
         self.forward, self.hold = self.peering.forward, self.peering.hold
 
     def reload(self, settings: Settings) -> None:

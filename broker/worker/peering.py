@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from broker.context.context import Context
     from broker.replay.opening import Opening
     from broker.replay.replaying import Replaying
-    from broker.worker.words import Words
+    from broker.worker.sibling_messages import SiblingMessages
     from pyx.delivery.router import Router
     from pyx.matching.interest import WholeInterest
     from zmq_mesh.contract import Undelivered
@@ -82,12 +82,17 @@ class Peering:
     """Implements `zmq_mesh.links.Events` for one node. Every method runs once per batch or more rarely."""
 
     def __init__(
-        self, context: Context, words: Words, retaining: Retaining, replaying: Replaying, opening: Opening
+        self,
+        context: Context,
+        sibling_messages: SiblingMessages,
+        retaining: Retaining,
+        replaying: Replaying,
+        opening: Opening,
     ) -> None:
         self._context = context
         self._router = context.router
         self._row = context.counters
-        self._words = words
+        self._sibling_messages = sibling_messages
         self._retaining = retaining
         self._replaying = replaying
         self._opening = opening
@@ -439,7 +444,7 @@ class Peering:
         """Note that the peer is heard and its interest is complete here."""
         self._router.peers.peer_live(peer, True)
         self._context.log.debug("peer_ready", peer=peer)
-        self._words.greet(peer)
+        self._sibling_messages.greet(peer)
         self._retaining.peer_ready(peer)
         self._replaying.peer_ready(peer)
         self.changed()

@@ -74,7 +74,7 @@ class Starting:
             )
 
         try:
-            store: Store = self._beside(opened, self.log_store)
+            store: Store = self._in_thread(opened, self.log_store)
         finally:
             self.log_store()
         return store
@@ -99,7 +99,7 @@ class Starting:
 
         gc.disable()  # the restored objects stay: the collector need not walk through them, now or later
         try:
-            recovered = self._beside(recovering, say)
+            recovered = self._in_thread(recovering, say)
         finally:
             gc.freeze()
             gc.enable()
@@ -124,7 +124,7 @@ class Starting:
         while self._said:
             self._log.warning("store", said=self._said.popleft())
 
-    def _beside(self, call: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+    def _in_thread(self, call: Callable[[], T], meanwhile: Callable[[], None]) -> T:
         with ThreadPoolExecutor(1) as thread:
             done: Future[T] = thread.submit(call)
             while not done.done():

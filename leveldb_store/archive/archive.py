@@ -23,10 +23,10 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store.archive.blocks import Blocks, load
-from leveldb_store.archive.ends import Found, Said, find
+from leveldb_store.archive.blocks import ArchivedBlocks, load
+from leveldb_store.archive.ends import ArchiveSurvey, Said, find
 from leveldb_store.archive.retention import Retention
-from leveldb_store.archive.rules import Concerned, Table, concerned, settle
+from leveldb_store.archive.rules import ArchiveTable, Concerned, concerned, settle
 from leveldb_store.archive.summaries import Stretch, Summaries
 from leveldb_store.contract import FallenBehind, Page, StoreError
 from leveldb_store.engine.database import Database, told
@@ -36,7 +36,7 @@ from leveldb_store.format.schema import U64
 from pyx.delivery.archived import merge, note_topics
 from pyx.storage.archive import Archiver
 
-__all__ = ["Archive", "FallenBehind", "Options", "Page", "Said", "Table", "find"]
+__all__ = ["Archive", "ArchiveOptions", "ArchiveTable", "FallenBehind", "Page", "Said", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
 NOTED_MAX: Final = 256  # commits whose topics are noted
@@ -44,13 +44,13 @@ _FILTERS_MAX: Final = 1024  # filters whose rules are cached
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ArchiveOptions:
     """The options with which a worker's archive is opened."""
 
     epoch: str = ""
     """Epoch of the archive: made with the data directory, kept by restart and repartition."""
     worker: int = 0
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ArchiveTable, ...] = ()
     """Tables in the order of the configuration."""
     pending_bytes_max: int = PENDING_BYTES_MAX
     """Bytes handed to the disk and not yet written, beyond which QoS 0 messages are not archived."""
@@ -64,8 +64,8 @@ class Archive:
     def __init__(
         self,
         database: Database,
-        options: Options,
-        found: Found,
+        options: ArchiveOptions,
+        found: ArchiveSurvey,
         said: Said,
     ) -> None:
         self.epoch = options.epoch
@@ -219,7 +219,7 @@ class Archive:
             for number in behind:
                 for origin in self._origins[number]:
                     begin = max(after, self._removed.get((number, origin), 0))
-                    blocks = Blocks(self._database.db, number, origin, begin, last, self._damaged, self._said)
+                    blocks = ArchivedBlocks(self._database.db, number, origin, begin, last, self._damaged, self._said)
                     stack.callback(blocks.close)
                     if b"#" not in topic_filters:
                         blocks.summaries = Summaries(self._database.db, number, origin, begin, topic_filters)
@@ -264,13 +264,13 @@ class Archive:
         return known
 
 
-def _now(found: Found, options: Options) -> int:
+def _now(found: ArchiveSurvey, options: ArchiveOptions) -> int:
     # numbers of messages published until now, which may not have been stored, are not higher; 0: there was none
     return max(found.highest, int(options.clock() * 1e6) << schema.NUMBER_WORKER_BITS) if found.highest else 0
 
 
 def _changes(
-    found: Found, rules: Sequence[schema.Rule], had: dict[tuple[int, int], int]
+    found: ArchiveSurvey, rules: Sequence[schema.Rule], had: dict[tuple[int, int], int]
 ) -> list[tuple[bytes, bytes | None]]:
     changes: list[tuple[bytes, bytes | None]] = [
         (schema.rule_key(rule.topic_filter), schema.encode_rule(rule))

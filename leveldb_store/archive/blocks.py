@@ -15,13 +15,13 @@ from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.archive_schema import HIGHEST
 from pyx.delivery.archived import check, concerns, place_of
 
-__all__ = ["Blocks", "load"]
+__all__ = ["ArchivedBlocks", "load"]
 
 _PASSED_MAX = 512  # consecutive stretches: some milliseconds
 _DAMAGED_MAX = 100_000  # keys remembered; further ones are found anew each time
 
 
-class Blocks:
+class ArchivedBlocks:
     """The blocks of one rule and origin behind number `after`, up to number `last`. The next block is known by its
     head; those before it are loaded.
     """
@@ -143,7 +143,9 @@ class Blocks:
             self.summaries.close()
 
 
-def load(sequences: list[Blocks], after: int, last: int, bytes_max: int, levels: set[bytes] | None) -> tuple[int, bool]:
+def load(
+    sequences: list[ArchivedBlocks], after: int, last: int, bytes_max: int, levels: set[bytes] | None
+) -> tuple[int, bool]:
     """Load blocks in the order in which they begin: blocks that begin behind the last one loaded are left to the next
     page, and so is everything behind a gap that is not at the beginning. Return (the number up to which the page is
     complete, whether nothing is behind it).

@@ -34,7 +34,7 @@ _BLOCKS_END: Final = prefix_end(ARCHIVED)
 
 
 @dataclass(slots=True)
-class Held:
+class SequenceEnds:
     """The ends of a sequence."""
 
     origin: int
@@ -51,14 +51,14 @@ class Held:
 
 
 @dataclass(slots=True)
-class Found:
+class ArchiveSurvey:
     """The result of the survey."""
 
     rules: dict[bytes, schema.Rule] = field(default_factory=dict)
     """By Topic Filter."""
     removed: dict[tuple[int, int], int] = field(default_factory=dict)
     """(rule, origin) -> the highest number that retention has removed."""
-    sequences: dict[int, list[Held]] = field(default_factory=dict)
+    sequences: dict[int, list[SequenceEnds]] = field(default_factory=dict)
     """By rule: sequences that are not empty."""
     aside: set[int] = field(default_factory=set)
     """Numbers of unknown rules that have blocks."""
@@ -84,11 +84,11 @@ class Said:
         self._say(f"the archive of {self._path} is damaged: {what} ({key.hex()}): {told(error)}")
 
 
-def find(database: Database, said: Said) -> Found:
+def find(database: Database, said: Said) -> ArchiveSurvey:
     """Read the rules and the ends of their sequences. Damaged records are reported, and set aside. Raises plyvel.Error
     when nothing can be read.
     """
-    found = Found()
+    found = ArchiveSurvey()
     _find_rules(database, found, said)
     for key, value in readable(database, ARCHIVE_REMOVED, said):
         try:
@@ -127,7 +127,7 @@ def readable(database: Database, family: bytes, said: Said) -> Iterator[tuple[by
         records.close()
 
 
-def _find_rules(database: Database, found: Found, said: Said) -> None:
+def _find_rules(database: Database, found: ArchiveSurvey, said: Said) -> None:
     numbers = set(_rule_numbers(database.db))
     damaged = []
     for key, value in readable(database, ARCHIVE_RULE, said):
@@ -176,7 +176,7 @@ def _given(database: Database, said: Said) -> int:
     return highest
 
 
-def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], said: Said) -> Iterator[Held]:
+def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], said: Said) -> Iterator[SequenceEnds]:
     # begins behind removed blocks: LevelDB would walk over each deleted key
     origin = 0
     while origin < _ORIGINS:
@@ -201,7 +201,7 @@ def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], sa
             records.close()
 
 
-def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said) -> Held:
+def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said) -> SequenceEnds:
     # the sequence that begins with this block
     rule, origin, first = schema.split_block(key)
     begin, passed = None, 0
@@ -230,7 +230,7 @@ def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said
         except SchemaError as error:
             said(key, "a block", error)
         key, value = last_of(db, schema.sequence(rule, origin), key)
-    return Held(
+    return SequenceEnds(
         origin, first, first if begin is None or passed else begin.first, last, messages_before, bytes_before,
         max(messages_before, end.messages_before + end.messages if end is not None else 0),
         max(bytes_before, end.bytes_before if end is not None else 0) + behind,

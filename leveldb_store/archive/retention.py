@@ -21,7 +21,7 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store.archive.ends import Found, Said
+from leveldb_store.archive.ends import ArchiveSurvey, Said
 from leveldb_store.engine.database import Database
 from leveldb_store.engine.readable import Readable, readable
 from leveldb_store.format import archive_schema as schema
@@ -98,7 +98,7 @@ class Retention:
         database: Database,
         worker: int,
         rules: Sequence[schema.Rule],
-        found: Found,
+        found: ArchiveSurvey,
         said: Said,
     ) -> None:
         self.removed = found.removed

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from leveldb_store.archive.ends import Found
+from leveldb_store.archive.ends import ArchiveSurvey
 from leveldb_store.filters import covers, overlaps
 from leveldb_store.format.archive_schema import HIGHEST, NOT_CONFIGURED, Rule
 
-__all__ = ["GONE_MAX", "Concerned", "Table", "concerned", "settle"]
+__all__ = ["GONE_MAX", "ArchiveTable", "Concerned", "concerned", "settle"]
 
 GONE_MAX: Final = 256
 """Rules that are not configured and hold nothing, whose removals are remembered. Beyond that, the ones removed longest
@@ -24,7 +24,7 @@ ago may have had any topic.
 """
 
 
-class Table(NamedTuple):
+class ArchiveTable(NamedTuple):
     """An `[[archive]]` table."""
 
     topic_filter: bytes
@@ -42,7 +42,7 @@ class Concerned(NamedTuple):
     """The filter is archived without a gap behind this number."""
 
 
-def settle(found: Found, tables: Sequence[Table], now: int) -> list[Rule]:
+def settle(found: ArchiveSurvey, tables: Sequence[ArchiveTable], now: int) -> list[Rule]:
     """Return the configured rules, then formerly configured ones. `now`: new messages have higher numbers.
     `found.removed` may be changed, for rules that are forgotten.
     """
@@ -77,7 +77,7 @@ def _has_moved_up(before: Rule, place: int, known: Mapping[bytes, Rule], places:
     )
 
 
-def _remembered(gone: list[Rule], found: Found) -> list[Rule]:
+def _remembered(gone: list[Rule], found: ArchiveSurvey) -> list[Rule]:
     removed: dict[int, int] = {}
     for (number, _), up_to in found.removed.items():
         removed[number] = max(up_to, removed.get(number, 0))

@@ -1,10 +1,10 @@
 """Compaction of deleted blocks, to release their disk space.
 
 Deleted data leaves the disk when its table is compacted. LevelDB itself drops short-lived data when its newest tables
-are merged: compacting earlier would only rewrite everything else once more. So a stretch of the log in which much was
+are merged: compacting earlier would only rewrite everything else once more. So a range of the log in which much was
 deleted *rests* first: until so much was written that LevelDB has merged those tables, or hardly anything is written any
 more, or it has rested for long enough. Then its size on the disk is measured. If it is worth it, and a good part of it
-was deleted, the stretch is compacted, in a thread of its own: commits go on meanwhile.
+was deleted, the range is compacted, in a thread of its own: commits go on meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leveldb_store.format import schema
 WORTH_BYTES_MIN = 16 << 20  # deleted bytes from which a compaction is considered
 URGENT_BYTES_MIN = 1 << 20  # ... while the disk is full
 WORTH_SHARE = 4  # ... and at least one in so many of the bytes that it has to read must be deleted
-LEFT_BYTES_MIN = 4 << 20  # size of a stretch on the disk: LevelDB leaves that much anyway
+LEFT_BYTES_MIN = 4 << 20  # size of a range on the disk: LevelDB leaves that much anyway
 MERGED_BUFFERS = 6  # write buffers: LevelDB merges its newest tables when there are four
 QUIET_SECONDS = 2.0  # with at most QUIET_BYTES written: a compaction disturbs nobody
 QUIET_BYTES = 1 << 20
@@ -32,7 +32,7 @@ PIECE_BYTES = 32 << 20  # compacted at once: closing the store waits for that at
 
 
 @dataclass(slots=True)
-class Stretch:
+class BlockRange:
     """A range of blocks, of which some were deleted."""
 
     bytes: int = 0
@@ -52,13 +52,13 @@ class Compactor:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._fresh = Stretch()
-        self._resting = Stretch()
+        self._fresh = BlockRange()
+        self._resting = BlockRange()
         self._since = 0.0  # when it began to rest
         self._written = 0  # bytes written until then
         self._quiet_since = 0.0  # at most QUIET_BYTES were written since
         self._quiet_written = 0  # bytes written until then
-        self._begun = Stretch()  # the last compaction begun
+        self._begun = BlockRange()  # the last compaction begun
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -90,7 +90,7 @@ class Compactor:
         elif self._has_rested(now, written):
             left = self._left()
             if left < LEFT_BYTES_MIN:
-                self._resting = Stretch()
+                self._resting = BlockRange()
             elif self._resting.bytes * WORTH_SHARE < left:
                 self._rest(now, written)  # together with later deletions
             else:
@@ -100,7 +100,7 @@ class Compactor:
         """Repeat the last compaction after an error of the database, because it may not have been done."""
         if self._begun.bytes:
             self._fresh.add(self._begun.first, self._begun.last, self._begun.bytes)
-            self._begun = Stretch()
+            self._begun = BlockRange()
 
     def join(self) -> None:
         """Wait until no compaction is running: before the database is closed."""
@@ -109,7 +109,7 @@ class Compactor:
             self._thread.join()
 
     def _rest(self, now: float, written: int) -> None:
-        fresh, self._fresh = self._fresh, Stretch()
+        fresh, self._fresh = self._fresh, BlockRange()
         if fresh.bytes:
             self._resting.add(fresh.first, fresh.last, fresh.bytes)
         self._since, self._written = now, written
@@ -122,14 +122,14 @@ class Compactor:
         )
 
     def _left(self) -> int:
-        stretch = self._resting
+        blocks = self._resting
         left: int = self._database.db.approximate_size(
-            schema.block_key(stretch.first), schema.block_key(stretch.last + 1)
+            schema.block_key(blocks.first), schema.block_key(blocks.last + 1)
         )
         return left
 
     def _begin(self, left: int) -> None:
-        self._begun, self._resting = self._resting, Stretch()
+        self._begun, self._resting = self._resting, BlockRange()
         self._stop.clear()
         arguments = (self._begun.first, self._begun.last + 1, left // PIECE_BYTES + 1)
         self._thread = threading.Thread(target=self._compact, args=arguments, name="store-compaction", daemon=True)

@@ -44,7 +44,7 @@ PAGE_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DatabaseOptions:
     """The `[leveldb]` settings; docs/store.md has their costs."""
 
     write_buffer_bytes: int = 16 << 20
@@ -109,7 +109,7 @@ class Database:
     def __init__(
         self,
         path: Path,
-        options: Options,
+        options: DatabaseOptions,
         say: Callable[[str], None],
         strict: bool = False,
         repair: str | None = None,

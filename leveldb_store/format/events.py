@@ -38,7 +38,7 @@ _KEY: Final = struct.Struct(">cQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EventKind:
     """A kind of events, with its fields."""
 
     code: int
@@ -58,33 +58,35 @@ class Kind:
 _CLIENT: Final = ("client", "username", "address", "listener")
 _MINUTE: Final = ("minute", "Q")
 
-OPENED: Final = Kind(
+OPENED: Final = EventKind(
     1, "connection_opened", _CLIENT,
     (("version", "B"), ("keep_alive", "H"), ("clean_start", "B"), ("session_present", "B"), ("session_expiry", "I")),
 )  # fmt: skip
-CLOSED: Final = Kind(
+CLOSED: Final = EventKind(
     2, "connection_closed", (*_CLIENT, "reason"),
     (
         ("version", "B"), ("code", "B"), ("by", "B"), ("milliseconds", "Q"), ("messages_in", "Q"),
         ("messages_out", "Q"), ("bytes_in", "Q"), ("bytes_out", "Q"), ("drops", "Q"),
     ),
 )  # fmt: skip
-REFUSED: Final = Kind(3, "connection_refused", (*_CLIENT, "reason"), (("version", "B"), ("code", "B")))
-CREATED: Final = Kind(4, "session_created", ("client", "username"), (("version", "B"), ("session_expiry", "I")))
-EXPIRED: Final = Kind(5, "session_expired", ("client", "username"))
-TAKEN_OVER: Final = Kind(6, "session_taken_over", ("client", "address", "address_before"))
-ENDED: Final = Kind(7, "session_ended", ("client", "username", "reason"))
-SUBSCRIBED: Final = Kind(8, "subscription_made", ("client", "filter"), (("options", "B"), ("identifier", "I")))
-UNSUBSCRIBED: Final = Kind(9, "subscription_removed", ("client", "filter"))
-DROPPED: Final = Kind(10, "messages_dropped", ("client", "reason"), (_MINUTE, ("messages", "Q")))
-COUNTERS: Final = Kind(11, "counters", (), (_MINUTE,), "counters")
-TOPICS: Final = Kind(12, "topic_traffic", ("prefix",), (_MINUTE, ("delivered", "Q"), ("dropped", "Q"), ("others", "B")))
-PUBLISH_TO_ACK: Final = Kind(
+REFUSED: Final = EventKind(3, "connection_refused", (*_CLIENT, "reason"), (("version", "B"), ("code", "B")))
+CREATED: Final = EventKind(4, "session_created", ("client", "username"), (("version", "B"), ("session_expiry", "I")))
+EXPIRED: Final = EventKind(5, "session_expired", ("client", "username"))
+TAKEN_OVER: Final = EventKind(6, "session_taken_over", ("client", "address", "address_before"))
+ENDED: Final = EventKind(7, "session_ended", ("client", "username", "reason"))
+SUBSCRIBED: Final = EventKind(8, "subscription_made", ("client", "filter"), (("options", "B"), ("identifier", "I")))
+UNSUBSCRIBED: Final = EventKind(9, "subscription_removed", ("client", "filter"))
+DROPPED: Final = EventKind(10, "messages_dropped", ("client", "reason"), (_MINUTE, ("messages", "Q")))
+COUNTERS: Final = EventKind(11, "counters", (), (_MINUTE,), "counters")
+TOPICS: Final = EventKind(
+    12, "topic_traffic", ("prefix",), (_MINUTE, ("delivered", "Q"), ("dropped", "Q"), ("others", "B"))
+)
+PUBLISH_TO_ACK: Final = EventKind(
     13, "publish_to_ack", (), (_MINUTE, ("samples", "Q"), ("nanoseconds", "Q")), "up_to_nanoseconds"
 )
-SUPPRESSED: Final = Kind(14, "events_suppressed", ("reason",), (), "events")
-STARTED: Final = Kind(15, "worker_started", ("release",), (("incarnation", "Q"), ("workers", "H")))
-STOPPED: Final = Kind(16, "worker_stopped")
+SUPPRESSED: Final = EventKind(14, "events_suppressed", ("reason",), (), "events")
+STARTED: Final = EventKind(15, "worker_started", ("release",), (("incarnation", "Q"), ("workers", "H")))
+STOPPED: Final = EventKind(16, "worker_stopped")
 
 BY_NOBODY, BY_CLIENT, BY_BROKER = 0, 1, 2
 """Endings of a connection: it was lost, its client sent DISCONNECT, the broker closed it."""
@@ -104,7 +106,7 @@ class Event:
     number: int
     before: int
     """Bytes of events recorded before it in its store."""
-    kind: Kind
+    kind: EventKind
     fields: dict[str, Any]
     """Texts (None: there is none), numbers, and the table as a dict, by name."""
 
@@ -132,7 +134,7 @@ def key_number(key: bytes) -> int:
 
 
 def encode_event(
-    kind: Kind, texts: Sequence[str | bytes | None], numbers: Sequence[int], table: Iterable[tuple[str, int]] = ()
+    kind: EventKind, texts: Sequence[str | bytes | None], numbers: Sequence[int], table: Iterable[tuple[str, int]] = ()
 ) -> bytes:
     """Encode a value without the bytes before it, which only the store knows. Texts given as bytes are UTF-8."""
     lengths, pieces = [], [b""]

@@ -247,7 +247,7 @@ def differences(directory: Path, store: StoreFacts) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Found:
+class StoreCounts:
     """Counts of a store's contents."""
 
     records: dict[str, int] = field(default_factory=dict)
@@ -394,12 +394,12 @@ class Taking:
         )  # fmt: skip
 
 
-def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Found:
+def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> StoreCounts:
     """Count the contents of a database; reads everything. `progress` is called with the bytes so far.
 
     Raises plyvel.Error and SchemaError.
     """
-    found = Found()
+    found = StoreCounts()
     archived: dict[int, tuple[int, int, int]] = {}
     rules: list[archive_schema.Rule] = []
     size = 0

@@ -27,7 +27,7 @@ from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK
 from pyx.delivery.windows cimport OWN_RECORD, Windows
 from pyx.matching.filters cimport Group, Membership, Memberships, filter_text
-from pyx.matching.group_members cimport roster_strike
+from pyx.matching.group_members cimport enrolled_strike
 from pyx.matching.subscriptions cimport Filter
 from pyx.protocol.message cimport Message
 
@@ -244,7 +244,7 @@ cdef class Ending:
             if tell:
                 self.enrolling.strike(e.group, s)
             elif e.group.strategy >= HASH_TOPIC:
-                roster_strike(e.group, s.identity, <void*>s, <uint32_t>self.state.worker)
+                enrolled_strike(e.group, s.identity, <void*>s, <uint32_t>self.state.worker)
         return 0
 
     cdef int count_filters(self) except -1:

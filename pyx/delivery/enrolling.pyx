@@ -14,7 +14,7 @@ from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport RouterState, pointers_push
 from pyx.delivery.session cimport Session
 from pyx.matching.filters cimport Group, Membership, filter_text
-from pyx.matching.group_members cimport roster_put, roster_strike
+from pyx.matching.group_members cimport enrolled_put, enrolled_strike
 
 cdef enum:
     LOOK_AGAIN_MS = 100             # interval at which full groups are checked again
@@ -81,9 +81,9 @@ cdef class Enrolling(Teller):
         if g == NULL:
             return None
         answer = self.ask_rule(g)
-        work(g.roster_count * PLACE)
-        for i in range(g.roster_count):
-            enrolled += g.roster[i].session != NULL
+        work(g.enrolled_count * PLACE)
+        for i in range(g.enrolled_count):
+            enrolled += g.enrolled[i].session != NULL
         if answer & STRATEGY_MASK >= HASH_TOPIC or enrolled == 0:
             g.strategy = answer & STRATEGY_MASK
             g.waits = answer & WAITS != 0
@@ -112,7 +112,7 @@ cdef class Enrolling(Teller):
     cdef int enroll(self, Group* g, Session s) except -1:
         # make this member known by name, here and to the siblings
         cdef uint64_t since = self.state.new_number() if s.connection is not None else 0
-        roster_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
+        enrolled_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
         if self.peers.interest is not None:
             work(PYTHON)
             self.peers.interest.member(
@@ -124,7 +124,7 @@ cdef class Enrolling(Teller):
         # call it before the membership ends
         if g.strategy < HASH_TOPIC:
             return 0
-        roster_strike(g, s.identity, <void*>s, <uint32_t>self.state.worker)
+        enrolled_strike(g, s.identity, <void*>s, <uint32_t>self.state.worker)
         if self.peers.interest is not None:
             work(PYTHON)
             self.peers.interest.member(

@@ -231,7 +231,7 @@ cdef class Router:
             self.state.handler.store_unwritten()
         callback_ends(&mark, COMMIT)
 
-    def moment(self, uint64_t sessions):
+    def persisted_counters(self, uint64_t sessions):
         """Return the counters that the store keeps with each commit (leveldb_store.format.persisted_counters)."""
         cdef RouterState state = self.state
         return state.counters.kept(state.clock.ms, state.next_position - 1, state.clock.last, sessions)

@@ -86,7 +86,7 @@ cdef class Sharing:
         cdef bint insist = False
         cdef int worker
         g.turn += 1
-        if g.strategy >= HASH_TOPIC and g.roster_count:
+        if g.strategy >= HASH_TOPIC and g.enrolled_count:
             return self.choose_ranked(g, key, live, g.siblings & ~without, plain)
         worker = self.weigh(g, live & ~g.siblings_full, g.members.online, True)
         if worker == HERE:
@@ -189,7 +189,7 @@ cdef class Sharing:
         cdef uint8_t qos
         if l.online == 0:
             return False
-        if g.strategy >= HASH_TOPIC and g.roster_count:
+        if g.strategy >= HASH_TOPIC and g.enrolled_count:
             m = self.best(g, key, 0, ABLE)
             return m != NULL and self.hand_to(g, <Session>m.session) == 1
         g.next_member += 1
@@ -238,9 +238,9 @@ cdef class Sharing:
         cdef Member* found = NULL
         cdef uint64_t weight, highest = 0
         cdef uint32_t i
-        work(g.roster_count * (4 * PLACE))
-        for i in range(g.roster_count):
-            m = &g.roster[i]
+        work(g.enrolled_count * (4 * PLACE))
+        for i in range(g.enrolled_count):
+            m = &g.enrolled[i]
             if m.since == 0 and who != ANYBODY:
                 continue
             if g.strategy != STICKY:
@@ -271,7 +271,7 @@ cdef class Sharing:
         cdef Subscriber* sub = subscriber_of(self.subscriptions, g, s)
         cdef uint8_t qos
         if sub == NULL:
-            raise AssertionError("a member of the roster that is none of the group")
+            raise AssertionError("an enrolled member that is none of the group")
         self.in_hand.sharing = g.number
         qos = <uint8_t>(sub.slot_options >> 24) & 3
         if has_room(s, min(qos, self.in_hand.content.qos), self.limits.outbox_bytes_max):
@@ -302,7 +302,7 @@ cdef class Sharing:
             self.counters.at[count.DROPPED_OUTBOX_FULL if l.online else count.DROPPED_OFFLINE_QOS0] += 1
             return 1
         self.counters.at[count.SHARED_WAITED] += 1
-        if g.strategy >= HASH_TOPIC and g.roster_count:
+        if g.strategy >= HASH_TOPIC and g.enrolled_count:
             m = self.best(g, key, 0, ONLINE if l.online else ANYBODY)
             if m != NULL and self.wait_for(
                     subscriber_of(self.subscriptions, g, <Session>m.session), <Session>m.session):

@@ -19,7 +19,7 @@ from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport RouterState, SHARE
 from pyx.delivery.session cimport Session
 from pyx.delivery.sharing cimport Sharing
-from pyx.matching.group_members cimport roster_put, roster_strike
+from pyx.matching.group_members cimport enrolled_put, enrolled_strike
 from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport Filter, Group, Matches, SubscriberList
 from pyx.protocol.message cimport Content
@@ -120,12 +120,12 @@ cdef class Siblings:
         if present:
             f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
             g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
-            roster_put(g, identity, since, NULL, <uint32_t>peer, 0 if whole is None else whole.number)
+            enrolled_put(g, identity, since, NULL, <uint32_t>peer, 0 if whole is None else whole.number)
             return
         f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         if f != NULL:
             g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
-            roster_strike(g, identity, NULL, <uint32_t>peer)
+            enrolled_strike(g, identity, NULL, <uint32_t>peer)
             self.subscriptions.drop_if_unused(f, g)
 
     cdef WholeInterest whole_interest(self, int peer):

@@ -59,10 +59,10 @@ cdef struct Group:              # one ShareName on one Filter
     uint64_t siblings           # bit i: sibling i has members
     uint64_t siblings_online    # bit i: it has connected members
     uint64_t siblings_full      # bit i: none of those can take a message
-    Member* roster              # or NULL
-    uint32_t roster_count
-    uint32_t roster_cap
-    uint32_t* roster_places     # places of members by hash, 2 * roster_cap; NULL while they are few
+    Member* enrolled            # or NULL
+    uint32_t enrolled_count
+    uint32_t enrolled_cap
+    uint32_t* enrolled_places   # places of members by hash, 2 * enrolled_cap; NULL while they are few
     uint32_t label_length
     uint16_t name_length
     char* name                  # name/filter, label_length bytes: its name in mesh entries

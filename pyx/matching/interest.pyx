@@ -64,8 +64,8 @@ cdef class WholeInterest:
         cdef Filter* f = g.filter
         if <size_t> g not in self.named:
             subscriptions.groups.leave(g, self.sibling, self.number)
-        elif g.roster is not NULL:
-            subscriptions.groups.leave_roster(g, self.sibling, self.number)
+        elif g.enrolled is not NULL:
+            subscriptions.groups.forget_members(g, self.sibling, self.number)
         else:
             return 0
         subscriptions.drop_if_unused(f, g)

@@ -22,7 +22,7 @@ cdef class ShareGroups:
     # records a sibling's (0 to 63) number of members, of online ones, and whether all online ones are full
     cdef int tell(self, Group* g, int sibling, uint32_t members, uint32_t online, bint full) except -1
     cdef void leave(self, Group* g, int sibling, uint32_t told) noexcept
-    cdef void leave_roster(self, Group* g, int sibling, uint32_t told) noexcept
+    cdef void forget_members(self, Group* g, int sibling, uint32_t told) noexcept
 
 
 cdef void free_group(Group* g) noexcept         # called by the destructor of Subscriptions

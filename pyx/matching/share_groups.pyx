@@ -10,7 +10,7 @@ from pyx.core.placement cimport fixed_hash
 from pyx.core.tables cimport Probe, table_first, table_free, table_init, table_insert, table_next, table_remove
 from pyx.core.work cimport FILTER, work
 from pyx.matching.filters cimport Elsewhere, Filter, Group, filter_text
-from pyx.matching.group_members cimport roster_forget, roster_free
+from pyx.matching.group_members cimport enrolled_forget, enrolled_free
 from pyx.matching.subscriber_lists cimport list_free
 
 cdef enum:
@@ -20,7 +20,7 @@ cdef enum:
 cdef void free_group(Group* g) noexcept:
     list_free(&g.members, NULL)
     free(g.elsewhere)
-    roster_free(g)
+    enrolled_free(g)
     free(g)
 
 
@@ -114,9 +114,10 @@ cdef class ShareGroups:
         return 0
 
     cdef void leave(self, Group* g, int sibling, uint32_t told) noexcept:
-        """Remove a sibling's members from the group; the roster keeps those last named with number `told` (0: none)."""
+        """Remove a sibling's members from the group; those enrolled stay if they were last named with number `told` (0:
+        none)."""
         cdef uint64_t bit = <uint64_t> 1 << sibling
-        self.leave_roster(g, sibling, told)
+        self.forget_members(g, sibling, told)
         if g.siblings & bit == 0:
             return
         g.siblings &= ~bit
@@ -127,6 +128,6 @@ cdef class ShareGroups:
             free(g.elsewhere)
             g.elsewhere = NULL
 
-    cdef void leave_roster(self, Group* g, int sibling, uint32_t told) noexcept:
-        if g.roster is not NULL:
-            roster_forget(g, <uint32_t> sibling, told)
+    cdef void forget_members(self, Group* g, int sibling, uint32_t told) noexcept:
+        if g.enrolled is not NULL:
+            enrolled_forget(g, <uint32_t> sibling, told)

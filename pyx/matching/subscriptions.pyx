@@ -132,7 +132,7 @@ cdef class Subscriptions:
         free(f)
 
     cdef int drop_if_unused(self, Filter* f, Group* g=NULL) except -1:
-        if g is not NULL and g.members.count == 0 and g.siblings == 0 and g.roster_count == 0:
+        if g is not NULL and g.members.count == 0 and g.siblings == 0 and g.enrolled_count == 0:
             self.groups.drop(g)
         if f.plain.count == 0 and f.groups is NULL and f.siblings == 0 and f.index is NULL:
             self.drop(f)

@@ -143,7 +143,7 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     return at - p
 
 
-def without_words(const uint8_t[::1] part not None):
+def without_sibling_messages(const uint8_t[::1] part not None):
     """Return a copy of packed entries for a sibling that may come back as another incarnation: messages between the
     brokers (questions, flags) are outdated by then and lose their kind. Raise ValueError if an entry is damaged."""
     cdef size_t at = 0, n = <size_t>part.shape[0], begin

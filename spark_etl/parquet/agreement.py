@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from spark_etl.tables.snapshots import Snapshot, Store, stores_of
+from spark_etl.tables.snapshots import Snapshot, SnapshotStore, stores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +19,7 @@ _FAMILIES: Final = {"sessions": "S", "subscriptions": "TO", "retained": "R", "ev
 class Counted(NamedTuple):
     """The count of one kind of records in one store."""
 
-    store: Store
+    store: SnapshotStore
     what: str
     manifest: int
     read: int

@@ -26,13 +26,13 @@ from spark_etl.source.coverage import Missing
 from spark_etl.source.files import DAY_MICROSECONDS
 from spark_etl.tables.catalogue import TABLES
 from spark_etl.tables.conditions import Conditions
-from spark_etl.tables.reading import Span
-from spark_etl.tables.snapshots import Snapshot, Store, store_at
+from spark_etl.tables.reading import KeySpan
+from spark_etl.tables.snapshots import Snapshot, SnapshotStore, store_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Share", "shares", "write_directly"]
+__all__ = ["StoreShare", "shares", "write_directly"]
 
 _GROUP_BYTES: Final = 64 << 20
 """Size of messages in Arrow that become a row group. A task holds this much, and the group being written."""
@@ -56,16 +56,16 @@ _MEASURED: Final = ("number", "time", "worker", "origin", "topic", "first_level"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StoreShare:
     """A share of a store: the part read in one pass over a clone of it."""
 
     directory: str
     store: int
-    spans: tuple[Span, ...]
+    spans: tuple[KeySpan, ...]
     conditions: Conditions
 
 
-def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) -> list[Share]:
+def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) -> list[StoreShare]:
     """Return what has to be read for the missing messages. Raises SnapshotError."""
     from spark_etl.source.plan import PARTITION_BYTES, spans_of
 
@@ -75,13 +75,13 @@ def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) ->
             rule, worker = part.sequence.rule, part.sequence.worker
             values = {"origin": frozenset(("archive",)), "rule": frozenset((rule,)), "worker": frozenset((worker,))}
             conditions = Conditions(part.first, part.last, values)
-            store = Store(snapshot, snapshot.manifest.stores[part.store])
+            store = SnapshotStore(snapshot, snapshot.manifest.stores[part.store])
             for spans in spans_of(store, "messages", conditions, PARTITION_BYTES, None):
-                found.append(Share(str(snapshot.directory), part.store, tuple(spans), conditions))
+                found.append(StoreShare(str(snapshot.directory), part.store, tuple(spans), conditions))
     return found
 
 
-def write_directly(spark: SparkSession, wanted: list[Share], directory: Path, files: int) -> None:
+def write_directly(spark: SparkSession, wanted: list[StoreShare], directory: Path, files: int) -> None:
     """Write messages to Parquet, by date (UTC) and tenant, in `files` tasks: at most as many files for each date.
 
     Raises PySparkException.
@@ -109,7 +109,7 @@ def _fields() -> pa.Schema:
 
 
 def _task(
-    groups: list[list[Share]], fields: pa.Schema, directory: str
+    groups: list[list[StoreShare]], fields: pa.Schema, directory: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
@@ -119,7 +119,7 @@ def _task(
     return write
 
 
-def _written(group: list[Share], files: _Files) -> dict[str, str]:
+def _written(group: list[StoreShare], files: _Files) -> dict[str, str]:
     # path of each file written -> its name in the directory
     from spark_etl.tables.frames import Counts, Frames
     from spark_etl.tables.reading import read

@@ -24,11 +24,11 @@ from spark_etl.jobs import JobError, one_line
 from spark_etl.parquet.committed import columns_of, of_files
 from spark_etl.parquet.compacting import SMALL_FILES, compact
 from spark_etl.parquet.direct_writer import shares, write_directly
-from spark_etl.parquet.output import Commit, File, Output, Taken, with_columns
+from spark_etl.parquet.output import Commit, File, Output, TakenSnapshot, with_columns
 from spark_etl.source.coverage import Missing, Run, Sequences, runs_of
 from spark_etl.source.files import LOGS, files_of_rows, files_of_stores, write
 from spark_etl.tables.catalogue import TABLES
-from spark_etl.tables.snapshots import Snapshot, SnapshotError, Store, damage, find, stores_of
+from spark_etl.tables.snapshots import Snapshot, SnapshotError, SnapshotStore, damage, find, stores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -124,10 +124,10 @@ class _Batch:
     """Missing parts, by snapshot."""
 
 
-def taken_of(snapshot: Snapshot) -> Taken:
+def taken_of(snapshot: Snapshot) -> TakenSnapshot:
     """Return the record of a snapshot in the output."""
     manifest = snapshot.manifest
-    return Taken(snapshot.host, manifest.epoch, manifest.taken_ms, str(snapshot.directory))
+    return TakenSnapshot(snapshot.host, manifest.epoch, manifest.taken_ms, str(snapshot.directory))
 
 
 def _planned(snapshots: Sequence[Snapshot], before: Commit) -> _Batch:
@@ -171,13 +171,13 @@ def _missing(snapshot: Snapshot, sequences: Sequences) -> Iterator[Missing]:
             raise JobError(f"{damage(store)} ({error})") from None
 
 
-def _compare(store: Store, runs: list[Run]) -> None:
+def _compare(store: SnapshotStore, runs: list[Run]) -> None:
     # compares with the manifest, because LevelDB skips what it cannot read
     for rule, facts in store.facts.archived.items():
-        stretches = [run.stretch for run in runs if run.sequence.rule == rule and run.sequence.kind == "messages"]
+        parts = [run.part for run in runs if run.sequence.rule == rule and run.sequence.kind == "messages"]
         first, last = (
-            min((each.first for each in stretches), default=0),
-            max((each.last for each in stretches), default=0),
+            min((each.first for each in parts), default=0),
+            max((each.last for each in parts), default=0),
         )
         if (first, last) != (facts.first, facts.last):
             raise JobError(damage(store))
@@ -275,7 +275,7 @@ class _Taking:
         for snapshot in self._batch.snapshots:
             for store in snapshot.manifest.stores:
                 shares = [part.share for part in parts[snapshot.directory] if part.store == store.worker]
-                size += Store(snapshot, store).bytes * max(shares, default=0.0)
+                size += SnapshotStore(snapshot, store).bytes * max(shares, default=0.0)
         return files_of_stores(int(size), self._spark.sparkContext.defaultParallelism)
 
     def _queues(self) -> None:

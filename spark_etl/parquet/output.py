@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 
 from spark_etl.jobs import JobError
 
-__all__ = ["FORMAT", "Commit", "File", "Output", "Taken", "facts_of", "with_columns"]
+__all__ = ["FORMAT", "Commit", "File", "Output", "TakenSnapshot", "facts_of", "with_columns"]
 
 FORMAT: Final = 1
 _OWN: Final = "_mqttd"
@@ -54,7 +54,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSnapshot:
     """A snapshot that is in the output."""
 
     host: str
@@ -76,7 +76,7 @@ class Commit:
     number: int = 0
     job: str = ""
     files: tuple[File, ...] = ()
-    snapshots: tuple[Taken, ...] = ()
+    snapshots: tuple[TakenSnapshot, ...] = ()
     sequences: tuple[dict[str, Any], ...] = ()
     """The parts of each sequence of messages and events in the output (`spark_etl.source.coverage`)."""
     columns: dict[str, list[list[str]]] = field(default_factory=dict)
@@ -160,7 +160,8 @@ class Output:
                 raise JobError(f"{path}: has format {known}, this mqttd reads {FORMAT}")
             return Commit(
                 int(found["number"]), found["job"],
-                tuple(File(**each) for each in found["files"]), tuple(Taken(**each) for each in found["snapshots"]),
+                tuple(File(**each) for each in found["files"]),
+                tuple(TakenSnapshot(**each) for each in found["snapshots"]),
                 tuple(found["sequences"]), found["columns"], tuple(found["tables"]),
                 tuple(found["replaced"]),
             )  # fmt: skip

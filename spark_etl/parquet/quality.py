@@ -151,10 +151,10 @@ def _files(looked: Looked) -> Iterator[str]:
 
 
 def _gaps(looked: Looked) -> Iterator[str]:
-    for sequence, stretches in Sequences(looked.commit.sequences):
+    for sequence, parts in Sequences(looked.commit.sequences):
         told = f"of {sequence.rule}, worker {sequence.worker}" if sequence.rule else f"of store {sequence.worker}"
         what = "messages" if sequence.kind == "messages" else "bytes of events"
-        ordered = sorted(stretches, key=lambda each: each.first)
+        ordered = sorted(parts, key=lambda each: each.first)
         for one, other in itertools.pairwise(ordered):
             if other.first > one.last and other.before > one.behind:
                 yield (

@@ -2,8 +2,8 @@
 
 A *sequence* consists of the messages that one worker has archived by one rule, or of the events of one store:
 append-only, numbers rising, removed from the front only. Every block (and event) has the amount of its sequence ever
-stored before it. So a place in a sequence is a number and that count, and the contents of a snapshot are a `Stretch`
-between two places.
+stored before it. So a place in a sequence is a number and that count, and the contents of a snapshot are a
+`SequencePart` between two places.
 
 It is *proved* that a snapshot's numbers up to N are those already taken if the snapshot has a block that ends with N,
 and the count behind it is the same: its history up to there is then the same. Unproved parts are read and compared row
@@ -28,9 +28,9 @@ from leveldb_store.format.schema import U64
 if TYPE_CHECKING:
     import plyvel
 
-    from spark_etl.tables.snapshots import Store
+    from spark_etl.tables.snapshots import SnapshotStore
 
-__all__ = ["Missing", "Run", "Sequence", "Sequences", "Stretch", "runs_of"]
+__all__ = ["Missing", "Run", "Sequence", "SequencePart", "Sequences", "runs_of"]
 
 _NUMBER_MAX: Final = (1 << 64) - 1
 
@@ -48,7 +48,7 @@ class Sequence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SequencePart:
     """The part of a sequence between two numbers, both included."""
 
     first: int
@@ -64,7 +64,7 @@ class Run:
     """A sequence in one store of a snapshot."""
 
     sequence: Sequence
-    stretch: Stretch
+    part: SequencePart
     store: int
     counted: Callable[[int], int | None]
     """Returns the amount stored up to this number; None: no block ends there. The clone must be open."""
@@ -93,27 +93,27 @@ class Sequences:
 
     def __init__(self, found: Iterable[dict[str, Any]] = ()) -> None:
         """`found`: a result of `told`."""
-        self._stretches: dict[Sequence, list[Stretch]] = {}
+        self._parts: dict[Sequence, list[SequencePart]] = {}
         for each in found:
             sequence = Sequence(each["host"], each["kind"], each["rule"], each["worker"])
-            self._stretches[sequence] = [Stretch(*numbers) for numbers in each["stretches"]]
+            self._parts[sequence] = [SequencePart(*numbers) for numbers in each["stretches"]]
 
     def told(self) -> list[dict[str, Any]]:
         """Return them as JSON."""
         return [
-            {**sequence._asdict(), "stretches": [[s.first, s.last, s.before, s.behind] for s in stretches]}
-            for sequence, stretches in sorted(self._stretches.items())
+            {**sequence._asdict(), "stretches": [[s.first, s.last, s.before, s.behind] for s in parts]}
+            for sequence, parts in sorted(self._parts.items())
         ]
 
-    def __iter__(self) -> Iterator[tuple[Sequence, list[Stretch]]]:
-        """Yield each with its stretches."""
-        return iter(sorted(self._stretches.items()))
+    def __iter__(self) -> Iterator[tuple[Sequence, list[SequencePart]]]:
+        """Yield each with its parts."""
+        return iter(sorted(self._parts.items()))
 
     def missing(self, run: Run) -> list[Missing]:
         """Return the parts of a run that are not proved to be there, in order of numbers."""
-        known = self._stretches.get(run.sequence, [])
+        known = self._parts.get(run.sequence, [])
         proved = [each for each in known if _is_proved(each, run)]
-        open_parts = [(run.stretch.first, run.stretch.last)]
+        open_parts = [(run.part.first, run.part.last)]
         for each in proved:
             open_parts = [part for first, last in open_parts for part in _without(first, last, each)]
         found = []
@@ -124,28 +124,28 @@ class Sequences:
             is_doubtful = any(
                 each.first <= last and first <= each.last for each in known if each not in proved
             )  # fmt: skip
-            share = (last - first + 1) / (run.stretch.last - run.stretch.first + 1)
+            share = (last - first + 1) / (run.part.last - run.part.first + 1)
             found.append(Missing(run.sequence, run.store, first, last, is_doubtful, share))
         return found
 
     def take(self, run: Run) -> None:
         """Note that the output has all of it now."""
-        known = self._stretches.setdefault(run.sequence, [])
-        merged = run.stretch
+        known = self._parts.setdefault(run.sequence, [])
+        merged = run.part
         rest = []
         for each in known:
             if not _is_proved(each, run):
                 rest.append(each)
             elif each.first < merged.first:
                 merged = replace(merged, first=each.first, before=each.before)
-        self._stretches[run.sequence] = [*rest, merged]
+        self._parts[run.sequence] = [*rest, merged]
 
 
-def _is_proved(known: Stretch, run: Run) -> bool:
-    return run.stretch.first <= known.last <= run.stretch.last and run.counted(known.last) == known.behind
+def _is_proved(known: SequencePart, run: Run) -> bool:
+    return run.part.first <= known.last <= run.part.last and run.counted(known.last) == known.behind
 
 
-def _without(first: int, last: int, known: Stretch) -> Iterator[tuple[int, int]]:
+def _without(first: int, last: int, known: SequencePart) -> Iterator[tuple[int, int]]:
     if known.last < first or last < known.first:
         yield first, last
         return
@@ -158,7 +158,7 @@ def _without(first: int, last: int, known: Stretch) -> Iterator[tuple[int, int]]
 # ---------------------------------------------------------------- reading a store
 
 
-def runs_of(db: plyvel.DB, store: Store) -> Iterator[Run]:
+def runs_of(db: plyvel.DB, store: SnapshotStore) -> Iterator[Run]:
     """Yield the sequences of a store, whose clone is open. Raises SchemaError and plyvel.Error."""
     host, number = store.snapshot.host, store.facts.worker
     for rule, text in sorted(store.rules.items()):
@@ -195,8 +195,8 @@ def _archived(db: plyvel.DB, store: int, sequence: Sequence, rule: int) -> Run:
     def begins(number: int) -> int:
         return archive_schema.decode_head(_first(db, key(number))[1]).first
 
-    stretch = Stretch(head.first, last_number, head.messages_before, last.messages_before + last.messages)
-    return Run(sequence, stretch, store, counted, begins, key)
+    part = SequencePart(head.first, last_number, head.messages_before, last.messages_before + last.messages)
+    return Run(sequence, part, store, counted, begins, key)
 
 
 def _events(db: plyvel.DB, store: int, sequence: Sequence) -> Run | None:
@@ -217,11 +217,11 @@ def _events(db: plyvel.DB, store: int, sequence: Sequence) -> Run | None:
         return events.key_number(_first(db, events.event_key(number))[0])
 
     first_key, first_value = found
-    stretch = Stretch(
+    part = SequencePart(
         events.key_number(first_key), events.key_number(last_key), int(U64.unpack_from(first_value)[0]),
         behind(last_key, last_value),
     )  # fmt: skip
-    return Run(sequence, stretch, store, counted, begins, events.event_key)
+    return Run(sequence, part, store, counted, begins, events.event_key)
 
 
 def _next(db: plyvel.DB, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:

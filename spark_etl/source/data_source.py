@@ -31,7 +31,7 @@ from spark_etl.tables import clones
 from spark_etl.tables.conditions import Conditions, conditions_of
 from spark_etl.tables.frames import Counts, Frames
 from spark_etl.tables.manifests import OF_MANIFESTS
-from spark_etl.tables.reading import Span, read
+from spark_etl.tables.reading import KeySpan, read
 from spark_etl.tables.snapshots import find, store_at, stores_of
 
 __all__ = ["MqttdReader", "MqttdSource"]
@@ -60,10 +60,10 @@ class MqttdSource(DataSource):
         return MqttdStreamReader(Options.of(dict(self.options)), schema)
 
 
-class Part(InputPartition):
+class TaskInput(InputPartition):
     """The input of a task: spans of keys of a store, or its entry in the manifest."""
 
-    def __init__(self, number: int, directory: str, worker: int, spans: list[Span]) -> None:
+    def __init__(self, number: int, directory: str, worker: int, spans: list[KeySpan]) -> None:
         super().__init__(number)
         self.directory = directory
         self.worker = worker
@@ -92,16 +92,16 @@ class MqttdReader(DataSourceReader):
             clones.sweep(place)
         parts: list[InputPartition] = []
         for store in stores:
-            spans: Iterable[list[Span]] = [[]]
+            spans: Iterable[list[KeySpan]] = [[]]
             if options.table.name not in OF_MANIFESTS:
                 spans = spans_of(store, options.table.name, self._conditions, options.partition_bytes, options.scratch)
             for each in spans:
-                parts.append(Part(len(parts), str(store.snapshot.directory), store.facts.worker, each))
+                parts.append(TaskInput(len(parts), str(store.snapshot.directory), store.facts.worker, each))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part. Raises SnapshotError."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, TaskInput):
             return  # Spark's own part, where there is nothing to read
         options = self._options
         store = store_at(partition.directory, partition.worker)
@@ -114,7 +114,7 @@ class MqttdReader(DataSourceReader):
             _write(Path(options.metrics), partition, frames.counts)
 
 
-def _write(directory: Path, part: Part, counts: Counts) -> None:
+def _write(directory: Path, part: TaskInput, counts: Counts) -> None:
     # a repeated task writes the same file
     directory.mkdir(parents=True, exist_ok=True)
     half = directory / f".{part.value}-{os.getpid()}"

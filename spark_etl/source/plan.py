@@ -14,8 +14,8 @@ from leveldb_store.format import archive_schema, schema
 from leveldb_store.snapshots.clone import CloneError
 from spark_etl.tables import clones
 from spark_etl.tables.conditions import Conditions
-from spark_etl.tables.reading import Span, families_of
-from spark_etl.tables.snapshots import SnapshotError, Store, damage
+from spark_etl.tables.reading import KeySpan, families_of
+from spark_etl.tables.snapshots import SnapshotError, SnapshotStore, damage
 
 if TYPE_CHECKING:
     import plyvel
@@ -31,8 +31,8 @@ _NUMBER_MAX: Final = (1 << 64) - 1
 
 
 def spans_of(
-    store: Store, table: str, conditions: Conditions, bytes_max: int, scratch: str | None
-) -> Iterator[list[Span]]:
+    store: SnapshotStore, table: str, conditions: Conditions, bytes_max: int, scratch: str | None
+) -> Iterator[list[KeySpan]]:
     """Return the spans of a store that the tasks of a table read. Raises SnapshotError."""
     whole = [_whole(family) for family in families_of(store, table) if _is_there(store, family)]
     if not whole or not _may_have(store, table, conditions):
@@ -49,15 +49,15 @@ def spans_of(
         raise SnapshotError(f"{damage(store)} ({error})") from None
 
 
-def _whole(family: bytes) -> Span:
-    return Span(family, bytes((family[0] + 1,)))
+def _whole(family: bytes) -> KeySpan:
+    return KeySpan(family, bytes((family[0] + 1,)))
 
 
-def _is_there(store: Store, family: bytes) -> bool:
+def _is_there(store: SnapshotStore, family: bytes) -> bool:
     return store.facts.records.get(family.decode("latin-1"), 0) > 0
 
 
-def _may_have(store: Store, table: str, conditions: Conditions) -> bool:
+def _may_have(store: SnapshotStore, table: str, conditions: Conditions) -> bool:
     # by the manifest
     if conditions.first > conditions.last:
         return False
@@ -73,8 +73,8 @@ def _may_have(store: Store, table: str, conditions: Conditions) -> bool:
     return any(facts.first <= conditions.last and facts.last >= conditions.first for facts in archived)
 
 
-def _divided(db: plyvel.DB, whole: list[Span], conditions: Conditions, bytes_max: int) -> Iterator[list[Span]]:
-    spans: list[Span] = []
+def _divided(db: plyvel.DB, whole: list[KeySpan], conditions: Conditions, bytes_max: int) -> Iterator[list[KeySpan]]:
+    spans: list[KeySpan] = []
     room = bytes_max
     for family in whole:
         ranges = _sequences(db, family, conditions) if family.start == schema.ARCHIVED else [family]
@@ -89,7 +89,7 @@ def _divided(db: plyvel.DB, whole: list[Span], conditions: Conditions, bytes_max
         yield spans
 
 
-def _sequences(db: plyvel.DB, family: Span, conditions: Conditions) -> list[Span]:
+def _sequences(db: plyvel.DB, family: KeySpan, conditions: Conditions) -> list[KeySpan]:
     # parts of the archive that may have the selected numbers, by rule and origin
     found = []
     with db.iterator(
@@ -105,13 +105,13 @@ def _sequences(db: plyvel.DB, family: Span, conditions: Conditions) -> list[Span
             behind = archive_schema.block_key(rule, origin, _NUMBER_MAX) + b"\0"
             stop = behind if last is None or last >= behind else last + b"\0"
             if first < stop:
-                found.append(Span(first, stop))
+                found.append(KeySpan(first, stop))
             keys.seek(behind)
             key = next(keys, None)
     return found
 
 
-def _pieces(db: plyvel.DB, span: Span, bytes_max: int) -> Iterator[tuple[Span, int]]:
+def _pieces(db: plyvel.DB, span: KeySpan, bytes_max: int) -> Iterator[tuple[KeySpan, int]]:
     # (part of the span, its bytes), of about the same size
     size = db.approximate_size(span.start, span.stop)
     count = -(-size // bytes_max)
@@ -126,10 +126,10 @@ def _pieces(db: plyvel.DB, span: Span, bytes_max: int) -> Iterator[tuple[Span, i
             bounds.append(bound)
     bounds.append(span.stop)
     for start, stop in itertools.pairwise(bounds):
-        yield Span(start, stop), size // (len(bounds) - 1)
+        yield KeySpan(start, stop), size // (len(bounds) - 1)
 
 
-def _ends(db: plyvel.DB, span: Span) -> tuple[bytes, bytes]:
+def _ends(db: plyvel.DB, span: KeySpan) -> tuple[bytes, bytes]:
     # its first and its last key
     ends = []
     for reverse in (False, True):

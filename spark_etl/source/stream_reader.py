@@ -27,13 +27,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from leveldb_store.format.schema import SchemaError
 from leveldb_store.snapshots.clone import CloneError
 from leveldb_store.snapshots.snapshot import NAME
-from spark_etl.source.coverage import Run, Stretch, runs_of
+from spark_etl.source.coverage import Run, SequencePart, runs_of
 from spark_etl.source.files import LOGS
 from spark_etl.tables import clones
 from spark_etl.tables.conditions import Conditions
 from spark_etl.tables.frames import Counts, Frames
-from spark_etl.tables.reading import Span, read
-from spark_etl.tables.snapshots import Snapshot, SnapshotError, Store, damage, find, stores_of
+from spark_etl.tables.reading import KeySpan, read
+from spark_etl.tables.snapshots import Snapshot, SnapshotError, SnapshotStore, damage, find, stores_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ class _Part(InputPartition):
 
     directory: str
     worker: int
-    span: Span
+    span: KeySpan
 
 
 @dataclass(slots=True)
@@ -81,9 +81,9 @@ class MqttdStreamReader(DataSourceStreamReader):
         """Return the offset after everything that has arrived."""
         found = {name: _Place(**place) for name, place in start.items()}
         for snapshot in self._arrived():
-            for name, stretch in self._stretches(snapshot):
-                if name not in found or found[name].number < stretch.last:
-                    found[name] = _Place(stretch.last, stretch.behind)
+            for name, part in self._coverage(snapshot):
+                if name not in found or found[name].number < part.last:
+                    found[name] = _Place(part.last, part.behind)
         return {name: {"number": each.number, "behind": each.behind} for name, each in sorted(found.items())}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -106,7 +106,7 @@ class MqttdStreamReader(DataSourceStreamReader):
         assert isinstance(partition, _Part)
         options = self._options
         (snapshot,) = find(partition.directory)
-        store = Store(snapshot, snapshot.manifest.stores[partition.worker])
+        store = SnapshotStore(snapshot, snapshot.manifest.stores[partition.worker])
         frames = Frames(to_arrow_schema(self._schema, timezone="UTC"), store, Counts())
         yield from read(store, options.table.name, [partition.span], Conditions(), frames, options.scratch)
 
@@ -125,7 +125,7 @@ class MqttdStreamReader(DataSourceStreamReader):
             return []
         return sorted(find(self._options.paths), key=lambda each: (each.manifest.taken_ms, str(each.directory)))
 
-    def _runs(self, snapshot: Snapshot) -> Iterator[tuple[Store, str, Run]]:
+    def _runs(self, snapshot: Snapshot) -> Iterator[tuple[SnapshotStore, str, Run]]:
         # runs from which the table is made; a run may be used until the next is taken
         for store in stores_of([snapshot]):
             try:
@@ -141,40 +141,40 @@ class MqttdStreamReader(DataSourceStreamReader):
                 raise SnapshotError(f"{damage(store)} ({error})") from None
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[str, int], list[tuple[str, Stretch]]]:
+    def _known(self) -> dict[tuple[str, int], list[tuple[str, SequencePart]]]:
         return {}
 
-    def _stretches(self, snapshot: Snapshot) -> list[tuple[str, Stretch]]:
+    def _coverage(self, snapshot: Snapshot) -> list[tuple[str, SequencePart]]:
         key = str(snapshot.directory), snapshot.manifest.taken_ms
         if key not in self._known:
-            self._known[key] = [(name, run.stretch) for _, name, run in self._runs(snapshot)]
+            self._known[key] = [(name, run.part) for _, name, run in self._runs(snapshot)]
         return self._known[key]
 
     def _parts(self, snapshot: Snapshot, places: dict[str, _Place], wanted: dict[str, int]) -> Iterator[InputPartition]:
         for store, name, run in self._runs(snapshot):
-            last = min(wanted.get(name, 0), run.stretch.last)
+            last = min(wanted.get(name, 0), run.part.last)
             place = places.get(name)
-            if (place is not None and last <= place.number) or last < run.stretch.first:
+            if (place is not None and last <= place.number) or last < run.part.first:
                 continue
             if place is not None:
                 self._compare(snapshot, name, place, run)
             behind = run.counted(last)
             if behind is None:
                 continue  # another snapshot has it
-            span = Span(run.key(place.number + 1 if place else 0), run.key(last) + b"\0")
+            span = KeySpan(run.key(place.number + 1 if place else 0), run.key(last) + b"\0")
             yield _Part(str(snapshot.directory), store.facts.worker, span)
             places[name] = _Place(last, behind)
 
     def _compare(self, snapshot: Snapshot, name: str, place: _Place, run: Run) -> None:
         # checks that it continues where the last one has ended
-        stretch = run.stretch
-        found = run.counted(place.number) if stretch.first <= place.number else min(place.behind, stretch.before)
+        part = run.part
+        found = run.counted(place.number) if part.first <= place.number else min(place.behind, part.before)
         if found != place.behind:
             raise SnapshotError(
                 f"{snapshot.directory}: {name} has not the history of what was read up to {place.number}"
             )
-        if stretch.first > place.number and stretch.before > place.behind and self._options.missing != "skip":
+        if part.first > place.number and part.before > place.behind and self._options.missing != "skip":
             raise SnapshotError(
-                f"{snapshot.directory}: {name}: {stretch.before - place.behind:,} behind number {place.number} were "
+                f"{snapshot.directory}: {name}: {part.before - place.behind:,} behind number {place.number} were "
                 "removed before a snapshot was taken"
             )

@@ -82,7 +82,7 @@ def _when(event: records.Event) -> tuple[int, int, datetime, datetime]:
 
 
 def _found(
-    reading: Reading, start: bytes, stop: bytes, kinds: Iterable[records.Kind] = records.KINDS
+    reading: Reading, start: bytes, stop: bytes, kinds: Iterable[records.EventKind] = records.KINDS
 ) -> Iterator[records.Event]:
     # events of these kinds that may match the conditions
     conditions = reading.conditions

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_etl.tables.snapshots import Store
+from spark_etl.tables.snapshots import SnapshotStore
 
 __all__ = ["ROWS", "Counts", "Frames", "instant"]
 
@@ -42,7 +42,7 @@ class Counts:
 class Frames:
     """Makes batches of one store's rows. `fields`: the selected columns, as Arrow fields."""
 
-    def __init__(self, fields: pa.Schema, store: Store, counts: Counts) -> None:
+    def __init__(self, fields: pa.Schema, store: SnapshotStore, counts: Counts) -> None:
         self.fields = fields
         self.counts = counts
         self._same: dict[str, pa.Array] = {}

@@ -10,12 +10,12 @@ import pyarrow as pa
 from leveldb_store.format.archive_schema import NOT_CONFIGURED
 from spark_etl.tables.catalogue import TABLES
 from spark_etl.tables.frames import Frames
-from spark_etl.tables.snapshots import Store
+from spark_etl.tables.snapshots import SnapshotStore
 
 __all__ = ["OF_MANIFESTS"]
 
 
-def _stores(store: Store, frames: Frames) -> Iterator[pa.RecordBatch]:
+def _stores(store: SnapshotStore, frames: Frames) -> Iterator[pa.RecordBatch]:
     manifest, facts = store.snapshot.manifest, store.facts
     row = (
         manifest.version, manifest.workers, manifest.epoch, manifest.generation, facts.last_position,
@@ -24,7 +24,7 @@ def _stores(store: Store, frames: Frames) -> Iterator[pa.RecordBatch]:
     return frames.of_rows(TABLES["stores"].names[4:], [row])
 
 
-def _rules(store: Store, frames: Frames) -> Iterator[pa.RecordBatch]:
+def _rules(store: SnapshotStore, frames: Frames) -> Iterator[pa.RecordBatch]:
     rows = [
         (
             text, None if facts.place == NOT_CONFIGURED else facts.place, facts.age_ms // 1000, facts.bytes_max,
@@ -35,7 +35,7 @@ def _rules(store: Store, frames: Frames) -> Iterator[pa.RecordBatch]:
     return frames.of_rows(TABLES["rules"].names[4:], rows)
 
 
-OF_MANIFESTS: Final[dict[str, Callable[[Store, Frames], Iterator[pa.RecordBatch]]]] = {
+OF_MANIFESTS: Final[dict[str, Callable[[SnapshotStore, Frames], Iterator[pa.RecordBatch]]]] = {
     "stores": _stores,
     "rules": _rules,
 }

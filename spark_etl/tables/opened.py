@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from spark_etl.tables.conditions import Conditions
     from spark_etl.tables.frames import Frames
-    from spark_etl.tables.snapshots import Store
+    from spark_etl.tables.snapshots import SnapshotStore
 
 __all__ = ["Reading"]
 
@@ -23,7 +23,7 @@ class Reading:
     """A clone of a store, with the selection of the query."""
 
     db: plyvel.DB
-    store: Store
+    store: SnapshotStore
     conditions: Conditions
     frames: Frames
 

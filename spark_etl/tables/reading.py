@@ -19,15 +19,15 @@ from spark_etl.tables import clones, cursors, event_tables, messages, state
 from spark_etl.tables.conditions import Conditions
 from spark_etl.tables.frames import Frames
 from spark_etl.tables.opened import Reading
-from spark_etl.tables.snapshots import Store, damage
+from spark_etl.tables.snapshots import SnapshotStore, damage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Span", "families_of", "read"]
+__all__ = ["KeySpan", "families_of", "read"]
 
 
-class Span(NamedTuple):
+class KeySpan(NamedTuple):
     """Keys of one family, from `start` on, before `stop`."""
 
     start: bytes
@@ -57,7 +57,7 @@ _TABLES: Final[dict[str, dict[bytes, _Reader]]] = {
 _VERSIONS: Final = dict.fromkeys(range(schema.OLDEST_VERSION, schema.VERSION + 1), _TABLES)
 
 
-def families_of(store: Store, table: str) -> dict[bytes, _Reader]:
+def families_of(store: SnapshotStore, table: str) -> dict[bytes, _Reader]:
     """Return the families of keys from which a table is made, with their readers. Raises SnapshotError."""
     version = store.snapshot.manifest.schema
     if version not in _VERSIONS:
@@ -69,7 +69,7 @@ def families_of(store: Store, table: str) -> dict[bytes, _Reader]:
 
 
 def read(
-    store: Store, table: str, spans: list[Span], conditions: Conditions, frames: Frames, scratch: str | None
+    store: SnapshotStore, table: str, spans: list[KeySpan], conditions: Conditions, frames: Frames, scratch: str | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of a table from spans of one store. Raises SnapshotError, with the damaged file."""
     readers = families_of(store, table)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from leveldb_store.snapshots.snapshot import NAME, Manifest, SnapshotError, StoreFacts, differences, read_manifest
 
-__all__ = ["Snapshot", "SnapshotError", "Store", "damage", "find", "store_at", "stores_of"]
+__all__ = ["Snapshot", "SnapshotError", "SnapshotStore", "damage", "find", "store_at", "stores_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class SnapshotStore:
     """One store of a snapshot."""
 
     snapshot: Snapshot
@@ -78,18 +78,18 @@ def _below(directory: Path) -> list[Path]:
     return found or [directory]
 
 
-def stores_of(snapshots: list[Snapshot]) -> list[Store]:
+def stores_of(snapshots: list[Snapshot]) -> list[SnapshotStore]:
     """Return all stores, by snapshot and worker."""
-    return [Store(snapshot, facts) for snapshot in snapshots for facts in snapshot.manifest.stores]
+    return [SnapshotStore(snapshot, facts) for snapshot in snapshots for facts in snapshot.manifest.stores]
 
 
-def store_at(directory: str, worker: int) -> Store:
+def store_at(directory: str, worker: int) -> SnapshotStore:
     """Return the store of a worker in the snapshot in a directory. Raises SnapshotError."""
     (snapshot,) = find(directory)
-    return Store(snapshot, snapshot.manifest.stores[worker])
+    return SnapshotStore(snapshot, snapshot.manifest.stores[worker])
 
 
-def damage(store: Store) -> str:
+def damage(store: SnapshotStore) -> str:
     """Return which file of an unreadable store has changed since the snapshot was made; else its directory."""
     try:
         for line in differences(store.snapshot.directory, store.facts):

@@ -32,7 +32,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leveldb_store.archive.archive import Options, Table
+from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 from leveldb_store.format.archive_schema import unix_ms
 from leveldb_store.store import LevelStore
 from pyx.protocol.message import Message
@@ -91,8 +91,8 @@ def fill(path: Path, blocks: int, per_second: float, workers: int = 1) -> None:
     with ExitStack() as stack:
         stores = []
         for worker in range(workers):
-            table = Table(_FILTER.encode(), 24_000 * _HOUR_MS, 1 << 50)  # nothing is removed meanwhile
-            options = Options(archive_epoch_of(str(path)), worker, (table,), pending_bytes_max=1 << 50)
+            table = ArchiveTable(_FILTER.encode(), 24_000 * _HOUR_MS, 1 << 50)  # nothing is removed meanwhile
+            options = ArchiveOptions(archive_epoch_of(str(path)), worker, (table,), pending_bytes_max=1 << 50)
             stores.append(LevelStore(store_path(str(path), worker), archive=options))
             stack.callback(stores[-1].close)
         begin = time.time() - blocks / per_second
@@ -121,8 +121,8 @@ def retention(path: Path) -> float:
     """
 
     def opened(age_ms: int) -> LevelStore:
-        table = Table(_FILTER.encode(), age_ms, 1 << 50)
-        return LevelStore(store_path(str(path), 0), archive=Options(archive_epoch_of(str(path)), 0, (table,)))
+        table = ArchiveTable(_FILTER.encode(), age_ms, 1 << 50)
+        return LevelStore(store_path(str(path), 0), archive=ArchiveOptions(archive_epoch_of(str(path)), 0, (table,)))
 
     store = opened(24_000 * _HOUR_MS)
     first = unix_ms(store.archive.read([_FILTER.encode()], 0, 1, with_gaps=True).messages[0].number)

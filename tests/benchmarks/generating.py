@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
 from loadtest import processor
-from loadtest.figures import Shared
+from loadtest.figures import SharedFigures
 from loadtest.generator import Load
 from loadtest.run import Result, run
 from loadtest.scenario import scenario
@@ -51,7 +51,7 @@ ROWS: Final = (
 def sink(listener: socket.socket, answers: Connection, core: int) -> None:
     """Run a sink: accept connections and count until the number of sent messages arrives, then answer the count."""
     os.sched_setaffinity(0, {core})
-    shared = Shared(1, 1)
+    shared = SharedFigures(1, 1)
     into = Sink(
         shared.row(0), shared.deliveries, shared.deliveries, shared.sent, [b"t"], [20],
         pairs=False, group=False, strict=False,

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import plyvel
 
-from leveldb_store.engine.database import Options
+from leveldb_store.engine.database import DatabaseOptions
 from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from loadtest.document import write
@@ -140,7 +140,7 @@ class Row(NamedTuple):
 
 def at_rest(path: Path, *families: bytes) -> Sizes:
     """Return the sizes of these families of a closed store, alone and compacted."""
-    options, plain = Options(), 0
+    options, plain = DatabaseOptions(), 0
     with TemporaryDirectory(dir=path.parent) as alone:
         target = plyvel.DB(alone, create_if_missing=True, write_buffer_size=options.write_buffer_bytes,
                            bloom_filter_bits=options.bloom_bits, compression=options.compression)  # fmt: skip

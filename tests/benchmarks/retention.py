@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.config.archive import size_of
-from leveldb_store.archive.archive import Options, Table
+from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 from leveldb_store.engine.disk_reserve import RESERVE_NAMES
 from leveldb_store.store import LevelStore
 from pyx.protocol.message import Message
@@ -107,7 +107,7 @@ def read_all(store: LevelStore, filters: list[bytes]) -> tuple[int, float, float
 
 def measure(directory: Path, size: int, times: float, message_bytes: int, block_bytes: int) -> dict[str, Any]:
     """Measure once; the store is left in the directory."""
-    store = LevelStore(directory, archive=Options("e", 0, (Table(b"#", _HOURS, size),)))
+    store = LevelStore(directory, archive=ArchiveOptions("e", 0, (ArchiveTable(b"#", _HOURS, size),)))
     sampler = Sampler(directory)
     fill(store, size, message_bytes, block_bytes)
     sampler.start()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from leveldb_store.engine.database import Options
+from leveldb_store.engine.database import DatabaseOptions
 from leveldb_store.store import LevelStore
 from tests.contract.test_stores import Writer
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ def payload(number: int, dice: random.Random) -> bytes:
     return text.encode().ljust(PAYLOAD_BYTES // 2) + dice.randbytes(PAYLOAD_BYTES // 2)
 
 
-def filled(path: Path, options: Options) -> None:
+def filled(path: Path, options: DatabaseOptions) -> None:
     """Write messages tick by tick; several ticks wait for the disk, those that wait together share one fdatasync."""
     store = LevelStore(path, options=options)
     writer = Writer(store)
@@ -81,7 +81,7 @@ def emptied(store: LevelStore) -> None:
     wait_until(lambda: not store._writer._has_tidying(), SECONDS_MAX, "it is written")
 
 
-def run(path: Path, options: Options) -> list[float]:
+def run(path: Path, options: DatabaseOptions) -> list[float]:
     """Return one row of the table."""
 
     def timed(what: Callable[[], object]) -> float:
@@ -110,7 +110,7 @@ def run(path: Path, options: Options) -> list[float]:
 def main(arguments: list[str]) -> int:
     """Print the table. DIRECTORY: on the disk to measure."""
     if arguments[:1] == ["--run"]:
-        options = replace(Options(), **json.loads(arguments[2]))
+        options = replace(DatabaseOptions(), **json.loads(arguments[2]))
         print(json.dumps(run(Path(arguments[1]), options)))
         return 0
     parent = arguments[0] if arguments else None

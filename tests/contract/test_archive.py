@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store.archive.archive import Options, Table
+from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 from leveldb_store.contract import FallenBehind, Page
 from leveldb_store.filters import covers, overlaps
 from leveldb_store.format import archive_schema as schema
@@ -43,12 +43,12 @@ def matches(topic_filter: bytes, topic: bytes) -> bool:
     return len(wanted) == len(levels)
 
 
-def table(topic_filter: bytes, hours: float = 1e6, size: int = 1 << 40) -> Table:
-    return Table(topic_filter, int(hours * HOUR), size)
+def table(topic_filter: bytes, hours: float = 1e6, size: int = 1 << 40) -> ArchiveTable:
+    return ArchiveTable(topic_filter, int(hours * HOUR), size)
 
 
-def opened(path: Path, *tables: Table, worker: int = 0) -> LevelStore:
-    return LevelStore(path, archive=Options("e", worker, tables, clock=lambda: 0.0))
+def opened(path: Path, *tables: ArchiveTable, worker: int = 0) -> LevelStore:
+    return LevelStore(path, archive=ArchiveOptions("e", worker, tables, clock=lambda: 0.0))
 
 
 @dataclass

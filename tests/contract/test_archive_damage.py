@@ -9,7 +9,7 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store.archive.archive import Options, Table
+from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 from leveldb_store.contract import FallenBehind
 from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.schema import ARCHIVE_REMOVED, ARCHIVE_RULE, ARCHIVED
@@ -39,7 +39,7 @@ def followed(store: LevelStore, filters: list[bytes], after: int = 0, size: int 
         after = page.up_to
 
 
-def filled(path: Path, blocks: int, *tables: Table, size: int = 0) -> Source:
+def filled(path: Path, blocks: int, *tables: ArchiveTable, size: int = 0) -> Source:
     """Return a source with one block for each message: its number, and so many bytes."""
     source = Source(opened(path, *tables))
     for number in range(blocks):
@@ -60,8 +60,8 @@ def put(path: Path, key: bytes, change: Callable[[bytes], bytes]) -> None:
         db.put(key, change(value))
 
 
-def reopened(path: Path, said: list[str], *tables: Table) -> Source:
-    return Source(LevelStore(path, archive=Options("e", 0, tables), say=said.append))
+def reopened(path: Path, said: list[str], *tables: ArchiveTable) -> Source:
+    return Source(LevelStore(path, archive=ArchiveOptions("e", 0, tables), say=said.append))
 
 
 NONSENSE = {

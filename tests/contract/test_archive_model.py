@@ -15,7 +15,7 @@ import plyvel
 import pytest
 
 from leveldb_store.archive import retention
-from leveldb_store.archive.archive import Options, Table
+from leveldb_store.archive.archive import ArchiveOptions, ArchiveTable
 from leveldb_store.contract import FallenBehind
 from leveldb_store.filters import covers, overlaps
 from leveldb_store.format import archive_schema as schema
@@ -39,7 +39,7 @@ MICROSECONDS = 1_000_000
 class Model:
     path: Path
     choose: random.Random
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ArchiveTable] = field(default_factory=list)
     published: list[tuple[int, bytes]] = field(default_factory=list)
     always: list[bytes] = field(default_factory=lambda: list(FILTERS))
     """Filters that some table has always covered."""
@@ -53,7 +53,7 @@ class Model:
     is_damaged: bool = False
     restarts: int = 0
 
-    def choose_tables(self) -> list[Table]:
+    def choose_tables(self) -> list[ArchiveTable]:
         names = self.choose.sample(TABLES, self.choose.randint(1, 4))
         sizes, ages = [SMALL, 1 << 40, 1 << 40], [*AGES, AGES[-1]]
         return [table(each, self.choose.choice(ages), self.choose.choice(sizes)) for each in names]
@@ -74,7 +74,7 @@ class Model:
             if hours < AGES[-1]:
                 self.aged[each.topic_filter] = min(hours, self.aged.get(each.topic_filter, hours))
         self.step()
-        options = Options("e", 0, tuple(self.tables), clock=lambda: self.clock)
+        options = ArchiveOptions("e", 0, tuple(self.tables), clock=lambda: self.clock)
         source = Source(LevelStore(self.path, archive=options))
         source.number = max(int(self.clock * MICROSECONDS) << 8, source.store.archive.highest)
         if self.published:

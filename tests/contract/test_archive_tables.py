@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store.archive.archive import Table
+from leveldb_store.archive.archive import ArchiveTable
 from leveldb_store.archive.rules import GONE_MAX
 from leveldb_store.contract import FallenBehind
 from leveldb_store.format import archive_schema as schema
@@ -20,7 +20,7 @@ MB = 1 << 20
 YEAR = 8760.0
 
 
-def restarted(source: Source, path: Path, *tables: Table) -> Source:
+def restarted(source: Source, path: Path, *tables: ArchiveTable) -> Source:
     source.store.close()
     source.store = opened(path, *tables)
     assert source.store.archive.highest >= source.number or not source.rows
@@ -70,7 +70,7 @@ def test_a_table_removes_only_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("was", ["behind", "away"])
 def test_what_a_table_had_before_another_was_put_in_front_counts(tmp_path: Path, was: str) -> None:
-    tables: Sequence[Table] = [table(b"#", size=MB), *([table(b"alarms/#")] if was == "behind" else [])]
+    tables: Sequence[ArchiveTable] = [table(b"#", size=MB), *([table(b"alarms/#")] if was == "behind" else [])]
     path = tmp_path / "0"
     source = Source(opened(path, *tables))
     source.archive(b"alarms/1", b"in #")

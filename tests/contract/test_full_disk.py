@@ -14,7 +14,7 @@ import pytest
 
 from leveldb_store.contract import StoreError
 from leveldb_store.engine import database
-from leveldb_store.engine.database import Database, Options
+from leveldb_store.engine.database import Database, DatabaseOptions
 from leveldb_store.engine.disk_reserve import RESERVE_NAMES
 from leveldb_store.store import LevelStore
 from tests.contract.test_level_store import until, wait_durable
@@ -146,7 +146,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
     said: list[str] = []
     grow(small_disk, "24m")
-    store = LevelStore(small_disk / "0", options=Options(write_buffer_bytes=1 << 20), say=said.append)
+    store = LevelStore(small_disk / "0", options=DatabaseOptions(write_buffer_bytes=1 << 20), say=said.append)
     writer = Writer(store)
     tickets = 0
 
@@ -173,8 +173,8 @@ def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
     store.close()
 
 
-SMALL = Options(write_buffer_bytes=256 << 10, reserve_bytes=50 << 20)
-PLAIN = Options(write_buffer_bytes=256 << 10)
+SMALL = DatabaseOptions(write_buffer_bytes=256 << 10, reserve_bytes=50 << 20)
+PLAIN = DatabaseOptions(write_buffer_bytes=256 << 10)
 
 
 def has_reserve(disk: Path) -> bool:

@@ -18,7 +18,7 @@ import plyvel
 import pytest
 
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.engine.database import Database, Options
+from leveldb_store.engine.database import Database, DatabaseOptions
 from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from leveldb_store.writer import COMMIT_BYTES_MAX
@@ -598,7 +598,7 @@ def test_a_write_that_fails_for_damage_has_it_repaired(
     """As after a compaction that met a damaged table: LevelDB takes no more writes, even if reopened. Readable records
     stay, and writes continue; with `strict` nothing is changed.
     """
-    path, options = tmp_path / "0", Options(write_buffer_bytes=64 << 10)
+    path, options = tmp_path / "0", DatabaseOptions(write_buffer_bytes=64 << 10)
     store = LevelStore(path, options=options)
     for number in range(100):
         store.put(schema.RETAINED + b"%03d" % number, os.urandom(10_000))

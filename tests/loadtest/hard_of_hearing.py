@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import loadtest.generator
-from loadtest.figures import Shared
+from loadtest.figures import SharedFigures
 from loadtest.flood import main
 from loadtest.generator import DRAIN, PUBLISH, Load, generate
 
@@ -22,7 +22,7 @@ _LATE_SECONDS = 0.5
 class _Late:
     """The shared state of the processes, for a process that sees DRAIN and all later orders late."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedFigures) -> None:
         self._shared = shared
         self._hears_at = 0.0
 
@@ -39,7 +39,7 @@ class _Late:
         return orders
 
 
-def late(load: Load, shared: Shared, process: int, answers: Connection) -> None:
+def late(load: Load, shared: SharedFigures, process: int, answers: Connection) -> None:
     """Run one process of flood; the first one sees orders late."""
     generate(load, shared if process else _Late(shared), process, answers)  # type: ignore[arg-type]
 

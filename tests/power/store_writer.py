@@ -14,7 +14,7 @@ import select
 import sys
 from typing import NamedTuple
 
-from leveldb_store.engine.database import Options
+from leveldb_store.engine.database import DatabaseOptions
 from leveldb_store.store import LevelStore
 from pyx.protocol.message import Message
 from pyx.storage.records import Block, LogKey
@@ -24,7 +24,7 @@ from tests.unit.adapters import records_adapter as adapter
 NAMES = (b"a", b"b", b"c")
 RECORDS = 20
 UNDER_WAY = 5  # latest ticks, whose durability is not awaited yet
-OPTIONS = Options(write_buffer_bytes=1 << 16)
+OPTIONS = DatabaseOptions(write_buffer_bytes=1 << 16)
 """Small, so that logs are switched, tables written and compacted every few ticks."""
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from broker.repartition.stores import repartition
-from leveldb_store.engine.database import Database, Options
+from leveldb_store.engine.database import Database, DatabaseOptions
 from leveldb_store.format import schema
-from shards.data_dir import Change, DataDir, settled, store_path
+from shards.data_dir import DataDir, StoreChange, settled, store_path
 from tests import wire
 from tests.broker_process import BrokerProcess
 from tests.kept_host import lasting, let_go, on_disk
@@ -88,7 +88,7 @@ def contents(data: Path) -> Contents:
     said: list[str] = []
     found: Contents = []
     for worker in range(now.workers):
-        database = Database(Path(now.path(str(data), worker)), Options(), said.append)
+        database = Database(Path(now.path(str(data), worker)), DatabaseOptions(), said.append)
         try:
             found.append(dict(database.db.iterator(verify_checksums=True)))
         finally:
@@ -104,7 +104,7 @@ def contents(data: Path) -> Contents:
 def begin(data: Path, workers: int) -> None:
     """Do the work of a start before there are workers."""
 
-    def make(change: Change) -> None:
+    def make(change: StoreChange) -> None:
         repartition(change.old, change.new, change.old_epoch, change.epoch)
 
     DataDir(str(data), workers, make).close()

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.logs import Log
-from broker.persistence.handoff_log import Kept, kept_links
+from broker.persistence.handoff_log import StoredLinks, kept_links
 from broker.worker.core import Node
 from broker.worker.recovery import Recovered
 from leveldb_store.contract import Store
@@ -112,7 +112,7 @@ class SimulatedNode(Node):
 class SimulatedMesh(Mesh):
     """The mesh without its sockets."""
 
-    def __init__(self, worker: Worker, limits: LinkLimits, kept: Kept) -> None:
+    def __init__(self, worker: Worker, limits: LinkLimits, kept: StoredLinks) -> None:
         node, world = worker.node, worker.world
         self.own = node.context.own
         self.limits = limits

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from broker.config.settings import Limits, Settings
-from broker.config.share_groups import Shared
+from broker.config.share_groups import ShareGroupRule
 from pyx.core.peer import Peer
 from pyx.core.placement import owner
 from pyx.delivery.router import STRATEGIES
@@ -76,7 +76,7 @@ class World:
             workers=self.workers_count,
             queue_full=pick(["drop_oldest", "drop_newest", "disconnect", "hold"]),
             shared=[
-                Shared.model_validate(
+                ShareGroupRule.model_validate(
                     {"group": name, "strategy": name, "when_full": pick(["next", "wait"]) if name in RANKED else "next"}
                 )
                 for name in GROUPS

@@ -13,7 +13,7 @@ import pytest
 
 from leveldb_store.format.schema import StoredMessage
 from spark_etl.tables import clones
-from spark_etl.tables.snapshots import Store, find, stores_of
+from spark_etl.tables.snapshots import SnapshotStore, find, stores_of
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 from tests.spark.test_broker import digests
 
@@ -30,18 +30,18 @@ with clones.cloned(Path(sys.argv[1])) as db:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> SnapshotStore:
     messages = (StoredMessage(b"t", os.urandom(2000), number_at(second)) for second in range(1, 2000))
     snapshot_of(tmp_path / "snapshot", [archive_of(messages, block=10)])
     (found,) = stores_of(find(str(tmp_path / "snapshot")))
     return found
 
 
-def left(store: Store) -> list[str]:
+def left(store: SnapshotStore) -> list[str]:
     return sorted(path.name for path in store.snapshot.directory.glob(".*"))
 
 
-def test_what_a_killed_task_leaves_the_next_sweep_removes_and_nothing_else(store: Store) -> None:
+def test_what_a_killed_task_leaves_the_next_sweep_removes_and_nothing_else(store: SnapshotStore) -> None:
     before = digests(store.snapshot.directory)
     tasks = [
         subprocess.Popen(
@@ -69,13 +69,15 @@ def test_what_a_killed_task_leaves_the_next_sweep_removes_and_nothing_else(store
     assert digests(store.snapshot.directory) == before
 
 
-def test_one_that_fails_leaves_nothing(store: Store) -> None:
+def test_one_that_fails_leaves_nothing(store: SnapshotStore) -> None:
     with pytest.raises(RuntimeError, match="of the task"), clones.cloned(store.path):
         raise RuntimeError("of the task")
     assert left(store) == []
 
 
-def test_tables_that_cannot_be_linked_are_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_cannot_be_linked_are_named(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tables of another user or file system are linked by symbolic links; LevelDB never writes to a table."""
 
     def refused(*_: object, **__: object) -> None:
@@ -98,7 +100,7 @@ def test_tables_that_cannot_be_linked_are_named(store: Store, tmp_path: Path, mo
 
 
 def test_a_directory_that_may_not_be_written_to_has_its_clones_elsewhere(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_etl.tables.clones.os.access", lambda *_: False)
     assert clones.place_of(store.path) != store.snapshot.directory
@@ -107,7 +109,7 @@ def test_a_directory_that_may_not_be_written_to_has_its_clones_elsewhere(
         assert sum(1 for _ in db) > 200
 
 
-def test_nothing_compiled_of_ours_is_needed(store: Store) -> None:
+def test_nothing_compiled_of_ours_is_needed(store: SnapshotStore) -> None:
     """Reading imports no compiled module of the broker, not even an existing one: an analyst has no compiler."""
     program = """
 import sys
@@ -138,7 +140,7 @@ print(frames.counts.rows, frames.counts.clones)
     assert (rows, tasks > 1) == (1999, True)
 
 
-def test_a_copy_of_a_snapshot_is_a_snapshot(store: Store, tmp_path: Path) -> None:
+def test_a_copy_of_a_snapshot_is_a_snapshot(store: SnapshotStore, tmp_path: Path) -> None:
     shutil.copytree(store.snapshot.directory, tmp_path / "copy")
     (copied,) = stores_of(find(str(tmp_path / "copy")))
     assert copied.facts == store.facts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leveldb_store.format import events, schema
 from leveldb_store.format.schema import StoredMessage
-from spark_etl.source.coverage import Run, Sequence, Sequences, Stretch, runs_of
+from spark_etl.source.coverage import Run, Sequence, SequencePart, Sequences, runs_of
 from spark_etl.tables import clones
 from spark_etl.tables.snapshots import find, stores_of
 from tests.made_snapshot import archive_of, number_at, snapshot_of
@@ -52,12 +52,12 @@ class Kept:
         for block in self.blocks:
             at += len(block)
             counts[block[-1]] = at
-        stretch = Stretch(self.blocks[0][0], self.blocks[-1][-1], self.before, at)
+        part = SequencePart(self.blocks[0][0], self.blocks[-1][-1], self.before, at)
 
         def begins(number: int) -> int:
             return next(block[0] for block in self.blocks if block[-1] >= number)
 
-        return Run(SEQUENCE, stretch, 0, counts.get, begins, int.to_bytes)
+        return Run(SEQUENCE, part, 0, counts.get, begins, int.to_bytes)
 
 
 def taken(sequences: Sequences, kept: Kept, output: set[int]) -> list[bool]:
@@ -111,8 +111,8 @@ def test_of_a_store_that_goes_on_nothing_is_compared() -> None:
     assert taken(sequences, kept, output) == [False]
     kept.remove(1)
     assert taken(sequences, kept, output) == []
-    ((_, stretches),) = sequences
-    assert stretches == [Stretch(1, 4, 0, 4)]
+    ((_, parts),) = sequences
+    assert parts == [SequencePart(1, 4, 0, 4)]
 
 
 def test_where_retention_was_faster_than_snapshots_the_counts_say_how_much_is_missing() -> None:
@@ -122,8 +122,8 @@ def test_where_retention_was_faster_than_snapshots_the_counts_say_how_much_is_mi
         kept.add(block)
         kept.remove(1)
     assert taken(sequences, kept, output) == [False]
-    ((_, stretches),) = sequences
-    assert stretches == [Stretch(1, 2, 0, 2), Stretch(6, 6, 5, 6)]
+    ((_, parts),) = sequences
+    assert parts == [SequencePart(1, 2, 0, 2), SequencePart(6, 6, 5, 6)]
 
 
 def test_an_older_snapshot_and_a_copy_that_went_its_own_way_are_compared() -> None:
@@ -169,11 +169,11 @@ def test_sequences_of_a_store_are_found_by_rule_and_worker(tmp_path: Path) -> No
             Sequence("host", "messages", "b/#", 0), Sequence("host", "events", "", 0),
         }  # fmt: skip
         run = found[Sequence("host", "messages", "a/#", 0)]
-        assert run.stretch == Stretch(number_at(1000), number_at(1024), 0, 25)
+        assert run.part == SequencePart(number_at(1000), number_at(1024), 0, 25)
         assert run.counted(number_at(1009)) == 10
         assert run.counted(number_at(1008)) is None
         assert run.begins(number_at(1009) + 1) == number_at(1010)
         recorded = found[Sequence("host", "events", "", 0)]
-        assert (recorded.stretch.first, recorded.stretch.last) == (number_at(1000), number_at(1003))
-        assert recorded.counted(number_at(1001)) == recorded.stretch.behind // 2
+        assert (recorded.part.first, recorded.part.last) == (number_at(1000), number_at(1003))
+        assert recorded.counted(number_at(1001)) == recorded.part.behind // 2
         assert recorded.begins(number_at(1001) + 1) == number_at(1002)

@@ -22,7 +22,7 @@ from spark_etl.tables.conditions import Conditions
 from spark_etl.tables.frames import Counts, Frames
 from spark_etl.tables.reading import read
 from spark_etl.tables.records import ARCHIVED_LEAD, Records, starts_of
-from spark_etl.tables.snapshots import Store, find, stores_of
+from spark_etl.tables.snapshots import SnapshotStore, find, stores_of
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
 from tests.made_snapshot import taken_of
@@ -151,7 +151,7 @@ def _resumed(host: Host, client: Any, username: str) -> list[Packet]:
     return [packet for packet in client.packets if packet.kind == "PUBLISH"]
 
 
-def table(stores: list[Store], name: str) -> list[dict[str, Any]]:
+def table(stores: list[SnapshotStore], name: str) -> list[dict[str, Any]]:
     """Return the rows of a table, with only the columns that depend on lengths."""
     found: list[dict[str, Any]] = []
     for store in stores:

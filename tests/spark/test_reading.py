@@ -209,11 +209,11 @@ def test_stores_of_another_schema_are_refused_where_their_reader_would_be(tmp_pa
     from dataclasses import replace
 
     from spark_etl.tables import reading
-    from spark_etl.tables.snapshots import SnapshotError, Store, find, stores_of
+    from spark_etl.tables.snapshots import SnapshotError, SnapshotStore, find, stores_of
 
     snapshot_of(tmp_path / "s", [[]])
     (store,) = stores_of(find(str(tmp_path / "s")))
-    older = Store(replace(store.snapshot, manifest=replace(store.snapshot.manifest, schema=0)), store.facts)
+    older = SnapshotStore(replace(store.snapshot, manifest=replace(store.snapshot.manifest, schema=0)), store.facts)
     with pytest.raises(SnapshotError, match="the stores have schema version 0, this mqttd reads 1"):
         reading.families_of(older, "messages")
     assert schema.ARCHIVED in reading.families_of(store, "messages")

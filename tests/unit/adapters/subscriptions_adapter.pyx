@@ -3,7 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from pyx.matching.group_members cimport roster_forget, roster_put, roster_strike
+from pyx.matching.group_members cimport enrolled_forget, enrolled_put, enrolled_strike
 from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport (
     Filter, Group, Matches, Membership, Memberships, SubscriberList, Subscriptions, filter_text,
@@ -126,20 +126,20 @@ cdef class SubscriptionsAdapter:
         return bool(whole.forget_some(self.subscriptions))
 
     def put_member(self, bytes text, bytes group, uint64_t identity, uint64_t since, uint32_t worker, uint32_t told):
-        roster_put(self.group(self.filter(text), group), identity, since, NULL, worker, told)
+        enrolled_put(self.group(self.filter(text), group), identity, since, NULL, worker, told)
 
     def strike_member(self, bytes text, bytes group, uint64_t identity, uint32_t worker):
-        roster_strike(self.group(self.filter(text), group), identity, NULL, worker)
+        enrolled_strike(self.group(self.filter(text), group), identity, NULL, worker)
 
     def forget_members(self, bytes text, bytes group, uint32_t worker, uint32_t told):
-        roster_forget(self.group(self.filter(text), group), worker, told)
+        enrolled_forget(self.group(self.filter(text), group), worker, told)
 
-    def roster(self, bytes text, bytes group):
+    def enrolled(self, bytes text, bytes group):
         """[(identity, worker, since, told)]"""
         cdef Group* g = self.group(self.filter(text), group)
         return [
-            (g.roster[i].identity, g.roster[i].worker, g.roster[i].since, g.roster[i].told)
-            for i in range(g.roster_count)
+            (g.enrolled[i].identity, g.enrolled[i].worker, g.enrolled[i].since, g.enrolled[i].told)
+            for i in range(g.enrolled_count)
         ]
 
     def set_index(self, bytes text, bint wanted):

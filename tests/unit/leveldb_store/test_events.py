@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leveldb_store.format import events, schema
-from leveldb_store.format.events import KINDS, Event, Kind, decode_event, encode_event, event_key, split_event
+from leveldb_store.format.events import KINDS, Event, EventKind, decode_event, encode_event, event_key, split_event
 
 NUMBER = 1_800_000_000_123_456 << 8 | 3
 BITS = {"B": 8, "H": 16, "I": 32, "Q": 64}
@@ -27,7 +27,7 @@ def decoded(before: int, *event: Any) -> Event:
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[Kind, list[str | None], list[int], dict[str, int]]:
+def written(draw: st.DrawFn) -> tuple[EventKind, list[str | None], list[int], dict[str, int]]:
     kind = draw(st.sampled_from(KINDS))
     texts = [draw(TEXTS) for _ in kind.texts]
     numbers = [draw(st.integers(0, 2 ** BITS[code] - 1)) for _, code in kind.numbers]
@@ -61,7 +61,9 @@ def test_kinds_are_never_renumbered() -> None:
 
 
 @given(written(), st.integers(0, 2**64 - 1))
-def test_what_is_written_comes_back(event: tuple[Kind, list[str | None], list[int], dict[str, int]], at: int) -> None:
+def test_what_is_written_comes_back(
+    event: tuple[EventKind, list[str | None], list[int], dict[str, int]], at: int
+) -> None:
     kind, texts, numbers, rows = event
     found = decoded(at, kind, texts, numbers, rows.items())
     expected: dict[str, Any] = dict(zip(kind.texts, texts, strict=True))
@@ -74,7 +76,7 @@ def test_what_is_written_comes_back(event: tuple[Kind, list[str | None], list[in
 
 @given(written(), st.data())
 def test_damaged_bytes_are_an_error_of_the_schema_or_another_event(
-    event: tuple[Kind, list[str | None], list[int], dict[str, int]], data: st.DataObject
+    event: tuple[EventKind, list[str | None], list[int], dict[str, int]], data: st.DataObject
 ) -> None:
     kind, texts, numbers, rows = event
     value = bytearray(value_of(7, kind, texts, numbers, rows.items()))

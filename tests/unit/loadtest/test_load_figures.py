@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.figures import Durations, Moment, Shared
+from loadtest.figures import Durations, Moment, SharedFigures
 from loadtest.scenario import filter_for, scenario
 from loadtest.target import Target
 from pyx.loadgen.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
@@ -37,7 +37,7 @@ def test_a_percentile_of_nothing_is_0() -> None:
 
 
 def test_rows_of_processes_are_summed_and_lie_beside_each_other() -> None:
-    shared = Shared(3, 5)
+    shared = SharedFigures(3, 5)
     for process in range(3):
         shared.row(process)[FIGURES.index("sent")] = process + 1
         shared.row(process)[HISTOGRAM_FIRST + HISTOGRAMS.index("connect") * HISTOGRAM_PLACES + 7] = 1

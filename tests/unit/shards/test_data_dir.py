@@ -15,7 +15,7 @@ from broker.config.leveldb import LevelDB
 from broker.repartition.supervision import Refused, Repartitioning
 from shards import data_dir
 from shards.child_process import ChildFailed, run_in_child
-from shards.data_dir import Change, DataDir, DataDirError, settled, store_path
+from shards.data_dir import DataDir, DataDirError, StoreChange, settled, store_path
 from tests.sansio import KeptLog
 
 
@@ -131,7 +131,7 @@ def test_one_that_was_killed_before_it_was_settled_is_settled(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------ another number of workers
 
 
-def fill(change: Change) -> None:
+def fill(change: StoreChange) -> None:
     """A stand-in for making new stores."""
     for path in change.new:
         (path / "made of").write_text(" ".join(str(old / "file") for old in change.old))
@@ -159,7 +159,7 @@ def test_one_that_was_killed_while_it_made_new_stores_has_the_old_ones(tmp_path:
     DataDir(str(tmp_path), 2).close()
     (tmp_path / "worker-1" / "file").write_text("kept")
 
-    def die(change: Change) -> None:
+    def die(change: StoreChange) -> None:
         fill(change)
         os._exit(1)
 
@@ -184,7 +184,7 @@ def test_when_it_cannot_be_done_nothing_has_happened(tmp_path: Path) -> None:
     DataDir(str(tmp_path), 2).close()
     before = (tmp_path / "store.json").read_text()
 
-    def fail(_: Change) -> None:
+    def fail(_: StoreChange) -> None:
         raise ChildFailed("no room")
 
     with pytest.raises(ChildFailed, match="no room"):
@@ -209,7 +209,7 @@ def test_a_disk_that_cannot_take_store_json_leaves_the_old_stores(
 ) -> None:
     DataDir(str(tmp_path), 2).close()
 
-    def fill_all(change: Change) -> None:
+    def fill_all(change: StoreChange) -> None:
         fill(change)
         monkeypatch.setattr(os, "fsync", no_room)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shards import listening
-from shards.listening import Address, CannotListen, Kind, Listeners, ListenOn, Opened
+from shards.listening import Address, CannotListen, ListenerKind, Listeners, ListenOn, Opened
 
 
 def test_port_0_gives_every_worker_a_socket_per_address_on_one_port() -> None:
@@ -152,7 +152,7 @@ def test_a_kind_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             listener.setblocking(False)
             return Opened([path], [[listener.dup()] for _ in range(workers)])
 
-    monkeypatch.setitem(listening.KINDS, "unix", Kind(open_unix, lambda _asked: None))
+    monkeypatch.setitem(listening.KINDS, "unix", ListenerKind(open_unix, lambda _asked: None))
     opened = Listeners([ListenOn("tcp", "tcp", ("127.0.0.1",), 0), ListenOn("local", "unix", ("s",), 0)], 2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(opened.addresses[1][0])

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.admin import metrics
-from broker.admin.metrics import Rows, State, Worker
+from broker.admin.metrics import BrokerState, Rows, WorkerState
 from pyx.core import counters
 from pyx.core.counters import Row
 from tests.broker_process import ROOT
@@ -26,7 +26,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def scrape(*rows: Row | bytearray) -> tuple[Samples, dict[str, str]]:
     """Return (samples by name and labels, types by name as exported) of a broker with these rows."""
     registry = CollectorRegistry()
-    state = State(5.0, [Worker(True, 2, 0.1) for _ in rows])
+    state = BrokerState(5.0, [WorkerState(True, 2, 0.1) for _ in rows])
     memory = [memoryview(row) for row in rows if isinstance(row, bytearray)]
     registry.register(Rows(memory, lambda: state, ["default", "plant"]))
     samples: Samples = {}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from broker.admin.sys_topics import Load, is_sys
+from broker.admin.sys_topics import LoadAverage, is_sys
 from pyx.core import counters
 from tests.sansio import Host
 
@@ -21,7 +21,7 @@ def test_filters_that_only_sys_can_match(filter: str, whether: bool) -> None:
 
 def test_a_load_is_an_exponentially_damped_average_per_minute() -> None:
     """The load is computed like sys_tree.c of mosquitto: from 0, towards the growth per minute."""
-    load = Load(100)
+    load = LoadAverage(100)
     assert load.texts() == {"1min": "0.00", "5min": "0.00", "15min": "0.00"}
     load.update(130, 10.0)  # 180 a minute
     assert load.texts() == {

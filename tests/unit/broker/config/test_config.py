@@ -16,7 +16,7 @@ from broker.config.loading import load
 from broker.config.queues import covers, first_rule
 from broker.config.reference_page import with_tables
 from broker.config.settings import ConfigError, Settings, restart_needed
-from leveldb_store.engine.database import Options
+from leveldb_store.engine.database import DatabaseOptions
 from pyx.core.counters import NAMES
 from tests.broker_process import ROOT
 from tests.integration.test_limits import SCENARIOS
@@ -254,7 +254,7 @@ def test_mistakes_in_the_password_file_are_errors_with_their_place(tmp_path: Pat
 
 
 def test_the_settings_of_leveldb_are_those_of_its_store(write: Write) -> None:
-    options = dataclasses.asdict(Options())
+    options = dataclasses.asdict(DatabaseOptions())
     defaults = load(None).leveldb
     assert {**options, "reserve_bytes": 128 << 20} == {**defaults.model_dump(), **defaults.sizes("/", 1)._asdict()}
     text = 'store = "memory"\n[leveldb]\nwrite_buffer_bytes = 1048576\nreserve_bytes = 0\ncompression = "none"\n'

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.persistence.handoff_log import Kept, StoredHandoff, kept_links
+from broker.persistence.handoff_log import StoredHandoff, StoredLinks, kept_links
 from broker.worker.core import Node
 from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
 from pyx.protocol.message import Message
-from pyx.storage.entries import pack_messages, without_words
+from pyx.storage.entries import pack_messages, without_sibling_messages
 from tests.kept_store import KeptStore
 from tests.sansio import Host
 from zmq_mesh.contract import HandoffLog, LinkLimits
@@ -29,7 +29,7 @@ def host_with(store: KeptStore) -> Host:
     return Host(workers=2, stores=[store, KeptStore()])
 
 
-def kept_links_of(node: Node) -> Kept:
+def kept_links_of(node: Node) -> StoredLinks:
     return kept_links(node.context, node.set_aside, node.peering)
 
 
@@ -82,17 +82,17 @@ def test_words_for_a_siblings_broker_are_not_said_again() -> None:
     taken = router.peers.take(1)
     assert taken is not None
     part: Any = taken[1]
-    before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_words(part)))
+    before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_sibling_messages(part)))
     assert [(each.topic, bytes(each.payload)) for each in before] == [(b"?", b"question")]
     assert [(each.topic, bytes(each.payload)) for each in after] == [(b".", b"question")]
     log = StoredHandoff(router, KeptStore(), sibling(1), host.node.set_aside.take)
     assert not log.append(1, part, [], 1), "the link must keep what cannot be read back"
-    assert log.append(2, without_words(part), [], 1)
+    assert log.append(2, without_sibling_messages(part), [], 1)
     message = pack_messages([Message.create(b"?", b"no word", qos=1)])
-    assert without_words(message) == message
-    assert without_words(b"") == b""
+    assert without_sibling_messages(message) == message
+    assert without_sibling_messages(b"") == b""
     with pytest.raises(ValueError, match="cut off"):
-        without_words(message[:-1])
+        without_sibling_messages(message[:-1])
 
 
 def test_links_begin_where_the_store_says() -> None:

@@ -313,7 +313,7 @@ def test_a_share_in_a_hand_off_log_goes_to_a_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queue_full", ["drop_oldest", "drop_newest"])
-def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_full: str) -> None:
+def test_what_another_segment_holds_counts_in_no_queue(tmp_path: Path, queue_full: str) -> None:
     """Two sessions of two workers with full queues of the same messages move to one worker."""
     host = on_disk(paths(tmp_path, 2), limits={"queue_messages_max": 20}, queue_full=queue_full)
     clients = [client_of(worker, 2) for worker in range(2)]
@@ -339,7 +339,7 @@ def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_ful
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_what_a_hand_off_log_had_counts_in_no_queue_of_others(tmp_path: Path, dead: int) -> None:
-    """These messages follow their worker's stretch in the new log, and those of the other worker may follow them."""
+    """These messages follow their worker's segment in the new log, and those of the other worker may follow them."""
     host, client, publisher = handed_off(tmp_path, ("t/+", 2), dead=dead)
     other = client_of(1 - dead, 2, "other")
     peer = lasting(host, other, 5)
@@ -449,7 +449,7 @@ def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:
     for after in (1, 2) * 4:
         host = go_on(directory, host, after, epoch="before" if directory == tmp_path else "after")
         directory = directory / "next"
-        # each of two workers gets back the stretch of the one log that belongs to its own sessions
+        # each of two workers gets back the segment of the one log that belongs to its own sessions
         assert [store.last_position for store in host.stores] == ([40] if after == 1 else [20, 20])
     publisher = host.connect("publisher")
     publisher.publish("t", b"last", qos=1)

@@ -14,7 +14,7 @@ import pytest
 
 from broker.config.limits import Limits
 from broker.config.settings import QueueRule
-from broker.config.share_groups import Shared
+from broker.config.share_groups import ShareGroupRule
 from broker.worker.recovery import Recovered
 from pyx.core import work
 from pyx.core.peer import sibling
@@ -426,7 +426,7 @@ def test_a_reload(make: Made, strategies: tuple[str, str]) -> None:
     """Rules for queues and share groups cover everything: 100,000 groups, and one with many members."""
     before, after = (
         {
-            "shared": [Shared.model_validate({"group": "*", "strategy": strategy})],
+            "shared": [ShareGroupRule.model_validate({"group": "*", "strategy": strategy})],
             "queue": [QueueRule.model_validate({"filter": text, "full": "drop_newest", "messages_max": 5000})],
         }
         for strategy, text in zip(strategies, ("t/1/#", "t/2/#"), strict=True)

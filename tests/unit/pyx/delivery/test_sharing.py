@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from broker.config.settings import Settings
-from broker.config.share_groups import Shared, rule_of
+from broker.config.share_groups import ShareGroupRule, rule_of
 from pyx.core.peer import sibling
 from pyx.delivery.router import STRATEGIES
 from shards.placement import home
@@ -20,7 +20,7 @@ SPREAD = [(1, 6), (3, 6)]
 
 
 def host_with(strategy: str, workers: int = 1, when_full: str = "next", **limits: int) -> Host:
-    rule = Shared.model_validate({"group": "*", "strategy": strategy, "when_full": when_full})
+    rule = ShareGroupRule.model_validate({"group": "*", "strategy": strategy, "when_full": when_full})
     return Host(workers, limits={"inflight_max": 1000, **limits}, shared=[rule])
 
 
@@ -511,9 +511,9 @@ def test_a_retained_message_for_a_group_and_a_subscriber_of_its_owner_is_kept() 
 
 def test_the_first_rule_that_matches_counts() -> None:
     rules = [
-        Shared(group="billing-*", filter="in/*", strategy="hash_topic", when_full="wait"),
-        Shared(group="billing-*", strategy="sticky"),
-        Shared(group="x?", strategy="least_inflight"),
+        ShareGroupRule(group="billing-*", filter="in/*", strategy="hash_topic", when_full="wait"),
+        ShareGroupRule(group="billing-*", strategy="sticky"),
+        ShareGroupRule(group="x?", strategy="least_inflight"),
     ]
     assert rule_of(rules, b"billing-1", b"in/+/#") is rules[0]
     assert rule_of(rules, b"billing-1", b"out") is rules[1]
@@ -529,7 +529,9 @@ def test_a_reload_changes_the_strategy_of_groups_that_exist(shards: int) -> None
     senders = publishers(host)
     topics = [f"t/{i}" for i in range(30)]
     for strategy in ("hash_topic", "sticky", "round_robin", "hash_topic"):
-        settings = Settings(workers=shards, limits=host.settings.limits, shared=[Shared(group="g", strategy=strategy)])
+        settings = Settings(
+            workers=shards, limits=host.settings.limits, shared=[ShareGroupRule(group="g", strategy=strategy)]
+        )
         for node in host.nodes:
             node.reload(settings)
         host.node.router.peers.tell(1, b"x", b"") if shards > 1 else None

@@ -403,7 +403,7 @@ def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
     )
 )
 @settings(max_examples=200, deadline=None)
-def test_a_roster_of_any_size_is_a_table_of_its_members(steps: list[tuple[str, int, int, int]]) -> None:
+def test_a_enrolled_of_any_size_is_a_table_of_its_members(steps: list[tuple[str, int, int, int]]) -> None:
     real, model = SubscriptionsAdapter(), dict[tuple[int, int], tuple[int, int]]()
     real.add(real.session("s"), b"f", b"g")  # so that the group stays
     for since, (what, identity, worker, told) in enumerate(steps):
@@ -418,7 +418,7 @@ def test_a_roster_of_any_size_is_a_table_of_its_members(steps: list[tuple[str, i
             model = {
                 member: state for member, state in model.items() if member[1] != worker or (told and state[1] == told)
             }
-        assert sorted(real.roster(b"f", b"g")) == sorted((*member, *state) for member, state in model.items())
+        assert sorted(real.enrolled(b"f", b"g")) == sorted((*member, *state) for member, state in model.items())
 
 
 def resident_bytes() -> int:

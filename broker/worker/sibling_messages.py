@@ -1,4 +1,4 @@
-"""Words: messages between the brokers of sibling workers (`Peers.tell`), dispatched to the part that handles them.
+"""Messages between the brokers of sibling workers (`Peers.tell`), dispatched to the part that handles them.
 
 b"?" b"!"                retained messages               broker.clients.retaining
 b"e"                     a session to end for another    broker.clients.capacity
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from broker.replay.opening import Opening
     from broker.replay.replaying import Replaying
 
-__all__ = ["Words"]
+__all__ = ["SiblingMessages"]
 
 
-class Words:
-    """The words of one worker."""
+class SiblingMessages:
+    """The messages of one worker to its siblings, and of these to it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Words:
             self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
 
     def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
-        """Handle a word of a sibling. An error concerns some client, and does not end the worker."""
+        """Handle a message of a sibling. An error concerns some client, and does not end the worker."""
         heard = self._heard.get(kind)
         if heard is None:
             return
