@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -215,10 +217,16 @@ def test_a_broker_that_cannot_start_or_ends_by_itself(suite: pytest.Pytester) ->
     result.stdout.fnmatch_lines(["*takes its arguments by name*"])
 
 
+@pytest.fixture
+def tmp_short() -> Iterator[Path]:
+    """A directory for temporary files whose path is short enough for the sockets of brokers."""
+    with tempfile.TemporaryDirectory(prefix="mqttd-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: signal.Signals) -> None:
-    """Interrupted, terminated or killed during a test: no process is left and, except after a kill, no file."""
-    temporary = suite.mkdir("t")
+def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, tmp_short: Path, number: signal.Signals) -> None:
+    """Interrupted, terminated or killed during a test: no process is left and, after an interrupt, no file."""
     suite.makepyfile("""
         import pathlib, signal
 
@@ -232,7 +240,7 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
         cwd=suite.path,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(tmp_short)},
         stdout=subprocess.DEVNULL,
         # a suite in the background of a shell has SIGINT ignored, and its child processes inherit that
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -241,6 +249,7 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
         wait_until(pids.exists, SECONDS_MAX, "the brokers run")
         sessions = [int(pid) for pid in pids.read_text().split()]
         assert all(processes_of_session(session) for session in sessions)
+        assert len(list(tmp_short.glob("mqttd*"))) == 2
         process.send_signal(number)
         assert process.wait(SECONDS_MAX) != 0
         wait_until(lambda: not any(map(processes_of_session, sessions)), SECONDS_MAX, "the brokers have ended")
@@ -248,7 +257,7 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
         process.kill()
         process.wait(SECONDS_MAX)
     if number == signal.SIGINT:
-        assert not list(temporary.glob("mqttd*"))
+        assert not list(tmp_short.glob("mqttd*"))
 
 
 def test_the_examples_of_the_documentation(suite: pytest.Pytester) -> None:
