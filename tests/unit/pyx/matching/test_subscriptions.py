@@ -403,7 +403,7 @@ def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
     )
 )
 @settings(max_examples=200, deadline=None)
-def test_a_enrolled_of_any_size_is_a_table_of_its_members(steps: list[tuple[str, int, int, int]]) -> None:
+def test_enrolled_members_of_any_number_are_a_table(steps: list[tuple[str, int, int, int]]) -> None:
     real, model = SubscriptionsAdapter(), dict[tuple[int, int], tuple[int, int]]()
     real.add(real.session("s"), b"f", b"g")  # so that the group stays
     for since, (what, identity, worker, told) in enumerate(steps):
