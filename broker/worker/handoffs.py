@@ -16,8 +16,9 @@ from pyx.core.work import STEP, callback, spend
 from shards import handoff
 
 if TYPE_CHECKING:
-    from broker.logs import Log
-    from broker.worker.core import Node
+    from broker.clients.closing import Closing
+    from broker.clients.connecting import Connecting
+    from broker.context.context import Context
     from pyx.delivery.connection import Connection
     from pyx.io.reactor import Reactor
     from shards.worker_channel import WorkerChannel
@@ -43,33 +44,42 @@ class _Waiting:
 class Handoffs:
     """The hand-offs of one worker, both ways."""
 
-    def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, log: Log) -> None:
+    def __init__(
+        self,
+        channel: WorkerChannel,
+        context: Context,
+        connecting: Connecting,
+        closing: Closing,
+        reactor: Reactor,
+    ) -> None:
         self._channel = channel
-        self._node = node
+        self._context = context
+        self._connecting = connecting
+        self._closing = closing
         self._reactor = reactor
-        self._log = log
+        self._log = context.log
         self._waiting: list[_Waiting] = []
         self.is_stopping = False
         """Whether no connection is taken in any more."""
 
     def hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
         """Pass a connection, with the bytes of its CONNECT, to its home: now, or as soon as the home takes it."""
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         deadline = time.monotonic() + min(
             limits.handoff_seconds_max,
-            max(0.0, limits.connect_seconds_max - (self._node.router.state.now_ms - conn.opened) / 1000),
+            max(0.0, limits.connect_seconds_max - (self._context.router.state.now_ms - conn.opened) / 1000),
         )
         waiting = _Waiting(conn, worker, raw, deadline)
         if not self._pass_on(waiting):
             if len(self._waiting) >= limits.handoff_pending_max:
-                self._node.counters.add(count.HANDOFFS_REFUSED)
-                self._node.closing.unavailable(conn, "its worker is busy")
+                self._context.counters.add(count.HANDOFFS_REFUSED)
+                self._closing.unavailable(conn, "its worker is busy")
             else:
                 self._waiting.append(waiting)
 
     def _pass_on(self, waiting: _Waiting) -> bool:
         conn = waiting.conn
-        if not self._node.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
+        if not self._context.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
             return False
         host, _, port = conn.address.rpartition(":")
         try:
@@ -85,7 +95,7 @@ class Handoffs:
             self._log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
             return False
         if sent:
-            self._node.counters.add(count.CONNECTIONS_HANDED_OVER)
+            self._context.counters.add(count.CONNECTIONS_HANDED_OVER)
             self._reactor.release(conn)
         return sent
 
@@ -103,7 +113,7 @@ class Handoffs:
         for waiting in self._waiting:
             if waiting.conn.fd < 0:
                 continue
-            self._node.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
+            self._context.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
             if waiting.conn.fd >= 0 and waiting.conn.state < _CLOSING:
                 kept.append(waiting)
         self._waiting = kept
@@ -111,8 +121,8 @@ class Handoffs:
 
     def _try_again(self, waiting: _Waiting, is_late: bool) -> None:
         if is_late:
-            self._node.counters.add(count.HANDOFF_TIMEOUTS)
-            self._node.closing.unavailable(waiting.conn, "its worker did not take it in time")
+            self._context.counters.add(count.HANDOFF_TIMEOUTS)
+            self._closing.unavailable(waiting.conn, "its worker did not take it in time")
         else:
             self._pass_on(waiting)
 
@@ -133,20 +143,20 @@ class Handoffs:
         self._reactor.finish()
 
     def _adopt(self, came: handoff.HandedOver) -> None:
-        self._node.counters.add(count.CONNECTIONS_TAKEN_IN)
+        self._context.counters.add(count.CONNECTIONS_TAKEN_IN)
         if self.is_stopping or len(self._reactor) >= self._reactor.acceptor.connections_max:
             if not self.is_stopping:
-                self._node.counters.add(count.CONNECTIONS_REFUSED)
-                self._node.too_many_connections()
+                self._context.counters.add(count.CONNECTIONS_REFUSED)
+                self._connecting.too_many_connections()
             os.close(came.fd)
             return
         conn = self._reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)), came.listener)
-        self._node.guard(conn, self._go_on, conn, came)
+        self._context.guard(conn, self._go_on, conn, came)
 
     def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:
         if came.remaining_seconds <= 0:
-            self._node.counters.add(count.HANDOFF_TIMEOUTS)
-            self._node.dispatch.learn_version(conn, came.unread)
-            self._node.closing.unavailable(conn, "its worker did not take it in time")
+            self._context.counters.add(count.HANDOFF_TIMEOUTS)
+            self._context.dispatch.learn_version(conn, came.unread)
+            self._closing.unavailable(conn, "its worker did not take it in time")
         else:
-            self._node.dispatch.feed(conn, came.unread, True)
+            self._context.dispatch.feed(conn, came.unread, True)

@@ -10,8 +10,9 @@ from pyx.core import counters as count
 from pyx.core.allocator import trim_memory
 
 if TYPE_CHECKING:
+    from broker.context.context import Context
     from broker.logs import Log
-    from broker.worker.core import Node
+    from broker.worker.sibling_messages import SiblingMessages
 
 __all__ = ["Memory"]
 
@@ -24,8 +25,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 class Memory:
     """The memory of one worker. `now`: monotonic seconds."""
 
-    def __init__(self, node: Node, log: Log, now: float) -> None:
-        self._node = node
+    def __init__(self, context: Context, sibling_messages: SiblingMessages, log: Log, now: float) -> None:
+        self._context = context
+        self._set_full = sibling_messages.set_memory_full
         self._log = log
         self._trim_at = now + _TRIM_SECONDS_FIRST
 
@@ -36,26 +38,26 @@ class Memory:
             trim_memory()
 
     def measure(self) -> None:
-        """Tell the node whether memory is full."""
-        most = self._node.settings.limits.worker_memory_bytes_max
-        was_full = self._node.router.back_pressure.is_memory_full
+        """Tell this worker and its siblings whether memory is full."""
+        most = self._context.settings.limits.worker_memory_bytes_max
+        was_full = self._context.router.back_pressure.is_memory_full
         if not most:
             if was_full:
                 self._log.warning("memory_has_room")
-                self._node.set_memory_full(False)
+                self._set_full(False)
             return
         used = _anonymous_bytes()
         if used >= most:
             trim_memory()  # memory that is free but not returned must not count
             used = _anonymous_bytes()
         if used >= most:
-            self._node.counters.add(count.MEMORY_SECONDS)
+            self._context.counters.add(count.MEMORY_SECONDS)
         if used >= most and not was_full:
             self._log.warning("memory_full", bytes=used, worker_memory_bytes_max=most)
-            self._node.set_memory_full(True)
+            self._set_full(True)
         elif was_full and used < most * _ROOM_AGAIN:
             self._log.warning("memory_has_room", bytes=used)
-            self._node.set_memory_full(False)
+            self._set_full(False)
 
 
 def _anonymous_bytes() -> int:

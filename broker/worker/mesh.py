@@ -43,7 +43,8 @@ class WorkerMesh:
     """The mesh of a worker that has siblings, from its start on."""
 
     def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, loop: asyncio.AbstractEventLoop) -> None:
-        self._node = node
+        context, peering, set_aside = node.context, node.peering, node.set_aside
+        self._context, self._peering, self._peers = context, peering, context.router.peers
         self._reactor = reactor
         self._loop = loop
         self.acknowledges = True
@@ -56,17 +57,17 @@ class WorkerMesh:
         if self._timerfd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         reactor.watch(self._timerfd, self._on_timerfd)
-        kept = kept_links(node.context, node.set_aside, node.peering)
-        node.set_aside.tell()
-        limits = node.settings.limits
+        kept = kept_links(context, set_aside, peering)
+        set_aside.tell()
+        limits = context.settings.limits
         assert node.interest is not None
         self._mesh = Mesh(
-            node.context.own,
+            context.own,
             node.siblings,
             channel.runtime_dir,
             channel.incarnation,
             node.interest,
-            node.peering,
+            peering,
             LinkLimits(
                 peer_outbox_bytes_max=limits.peer_outbox_bytes_max,
                 handoff_log_bytes_max=limits.handoff_log_bytes_max,
@@ -82,16 +83,16 @@ class WorkerMesh:
         self.is_awake = self._mesh.awake
         """Whether clients may be served at this time: not after a pause, until siblings have answered (`receive`)."""
         node.links = self._mesh.links
-        self._mesh.is_busy = node.router.state.is_round_over
-        self._mesh.is_full = node.peering.is_full
-        node.router.peers.forward_now = self._forward_soon
+        self._mesh.is_busy = context.router.state.is_round_over
+        self._mesh.is_full = peering.is_full
+        self._peers.forward_now = self._forward_soon
         node.flush_mesh = self._flush
         for fd in self._mesh.filenos():
             reactor.watch(fd, partial(self._readable, fd))
 
     def reload(self) -> None:
-        """Apply other settings of the node."""
-        self._coalescing.seconds = self._node.settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        """Apply other settings."""
+        self._coalescing.seconds = self._context.settings.limits.mesh_coalesce_microseconds_max * 1e-6
 
     @property
     def ready(self) -> bool:
@@ -131,12 +132,12 @@ class WorkerMesh:
         now = time.monotonic()
         if self._mesh.readable(fd, now) and not self._drain_soon:
             self._drain_soon = True
-            self._node.counters.add(count.TICK_PEER_CARRIED)
+            self._context.counters.add(count.TICK_PEER_CARRIED)
             self._reactor.leave = True
             self._loop.call_soon(self._drain_again)
         self._tell_router()
-        if self.acknowledges and self._node.peering.commit():
-            self._node.router.peers.links_due = True
+        if self.acknowledges and self._peering.commit():
+            self._peers.links_due = True
         self._reactor.finish()
 
     def _drain_again(self) -> None:
@@ -145,9 +146,8 @@ class WorkerMesh:
             self._readable(self._mesh.fileno)
 
     def _tell_router(self) -> None:
-        router = self._node.router
         for peer, link in self._mesh.links.items():
-            router.peers.peer_full(peer, link.full)
+            self._peers.peer_full(peer, link.full)
 
     # ------------------------------------------------------------ sending
 
@@ -159,7 +159,7 @@ class WorkerMesh:
         """
         seconds = self._coalescing.wait(time.monotonic())
         if seconds == 0:
-            self._node.forward()
+            self._peering.forward()
         elif seconds is not None:
             _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(seconds * 1e9))), None)
 
@@ -168,7 +168,7 @@ class WorkerMesh:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
         if self._coalescing.end_wait():
-            self._node.forward()
+            self._peering.forward()
 
     def _flush(self) -> None:
         now = time.monotonic()

@@ -1,5 +1,5 @@
-"""Connects the links to siblings (`zmq_mesh.links.Events`) with the router: events become calls of the router, and a
-tick's entries for siblings are submitted to the links.
+"""Connects the links to siblings (`zmq_mesh.contract.LinkEvents`) with the router: events become calls of the router,
+and a tick's entries for siblings are submitted to the links.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Batch:
 
 
 class Peering:
-    """Implements `zmq_mesh.links.Events` for one node. Every method runs once per batch or more rarely."""
+    """Implements `zmq_mesh.contract.LinkEvents` for one node. Every method runs once per batch or more rarely."""
 
     def __init__(
         self,

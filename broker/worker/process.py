@@ -114,36 +114,46 @@ class Worker:
             channel.row,
             clock_cell=channel.clock.cell,
         )
-        self.node.counters.set(count.INCARNATION, channel.incarnation)
-        self.node.recording.started()
-        self.node.sys_topics.over([count.Row(row) for row in channel.rows], int(channel.began * 1000))
-        self.reactor = Reactor(self.node.router, self.node.dispatch)
+        node = self.node
+        self._router, self._closing, self._recording, self._replaying = (
+            node.router, node.closing, node.recording, node.replaying,
+        )  # fmt: skip
+        self._disk, self._wills, self._gauges, self._administration = (
+            node.disk, node.wills, node.gauges, node.administration,
+        )  # fmt: skip
+        counters, sys_topics, authenticating, capacity = (
+            node.counters, node.sys_topics, node.authenticating, node.capacity,
+        )  # fmt: skip
+        counters.set(count.INCARNATION, channel.incarnation)
+        self._recording.started()
+        sys_topics.over([count.Row(row) for row in channel.rows], int(channel.began * 1000))
+        self.reactor = Reactor(self._router, node.dispatch)
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.reactor.stays = True
         self.reactor.schedule = self._poll_soon
         self._polls_soon = False
-        self.node.opened = self.reactor.start_keep_alive
-        self.node.peers_changed = self._peers_changed
+        node.opened = self.reactor.start_keep_alive
+        node.peers_changed = self._peers_changed
         self.hashes = HashPool(settings.limits.auth_threads_max)
-        self.node.authenticating.submit = self.hashes.submit
+        authenticating.submit = self.hashes.submit
         self._mesh: WorkerMesh | None = None
         self._listening = False
         self._stopping = False
-        self._handoffs = Handoffs(channel, self.node, self.reactor, self.log)
-        self.node.hand_over = self._handoffs.hand_over
-        self._memory = Memory(self.node, self.log, now)
+        self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, self.reactor)
+        node.hand_over = self._handoffs.hand_over
+        self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
         self._over_bound: dict[str, tuple[int, str | None]] = {}
-        self._schedulers = (Scheduler(self.reactor, self.node.replaying), Scheduler(self.reactor, self.node.retaining))
+        self._schedulers = (Scheduler(self.reactor, self._replaying), Scheduler(self.reactor, node.retaining))
         self._background = BackgroundThread(self.reactor, "archive-reader")
         try:
-            recovered = self._starting.recover(self.node.recovery, self.node.set_aside, self.store)
+            recovered = self._starting.recover(node.recovery, node.set_aside, self.store)
         except StoreError:
             self.hashes.close()
             self.store.close()
             raise
-        self.node.capacity.share(channel.rows)
+        capacity.share(channel.rows)
         self._beginning = recovered.begin() if recovered is not None else iter(())
 
     # ------------------------------------------------------------ start and stop
@@ -156,9 +166,9 @@ class Worker:
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
-        if self.node.replaying.sources is not None:
+        if self._replaying.sources is not None:
             self._background.start()
-            self.node.replaying.sources.background = self._background
+            self._replaying.sources.background = self._background
         for each in self._schedulers:
             each.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
@@ -177,8 +187,8 @@ class Worker:
     def _on_stored(self) -> None:
         """React to the store: writes became durable, or the disk is full, fails or has recovered."""
         self._starting.log_store()
-        self.node.router.journal.durable(self.store.collect())
-        self.node.disk.look()
+        self._router.journal.durable(self.store.collect())
+        self._disk.look()
         self.reactor.finish()
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -224,7 +234,7 @@ class Worker:
                 self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":
                 number = message["number"]
-                self.node.administration.asked(message["ask"], partial(self._answer, number))
+                self._administration.asked(message["ask"], partial(self._answer, number))
                 self.reactor.finish()
             elif event == "closed":
                 os._exit(1)  # the supervisor is gone
@@ -293,17 +303,17 @@ class Worker:
             late.cancel()
             self.loop.call_soon(self._say_goodbye, seconds)  # the acks are sent first
 
-        self.node.router.journal.when_durable(durable)
+        self._router.journal.when_durable(durable)
 
     def _say_goodbye(self, seconds: float) -> None:
-        self.node.wills.stop()
-        reason, why = self.node.closing.farewell()
+        self._wills.stop()
+        reason, why = self._closing.farewell()
         self.reactor.connections.slice = _ALL_AT_ONCE
         for conn in self.reactor.all_connections():
             if conn.state == 2:
-                self.node.guard(conn, self.node.closing.end_connection, conn, reason, why)
+                self.node.guard(conn, self._closing.end_connection, conn, reason, why)
             else:
-                self.node.router.state.close(conn, AT_ONCE, "server is shutting down")
+                self._router.state.close(conn, AT_ONCE, "server is shutting down")
         self.reactor.finish()
         deadline = self.loop.time() + min(2.0, seconds / 2)
         self._wait_for_last(deadline)
@@ -326,8 +336,8 @@ class Worker:
         self.reactor.unwatch(self.channel.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())
-        self.node.recording.close()
-        self.node.router.commit(True)
+        self._recording.close()
+        self._router.commit(True)
         self.store.close()
         self._starting.log_store()
         if self._mesh is not None:
@@ -371,7 +381,7 @@ class Worker:
             self._memory.measure()
             if work.COUNTED:
                 self._tell_work()
-            self.node.gauges.update(len(self.reactor), self._mesh.frames_malformed if self._mesh is not None else 0)
+            self._gauges.update(len(self.reactor), self._mesh.frames_malformed if self._mesh is not None else 0)
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
 
     def _tell_work(self) -> None:

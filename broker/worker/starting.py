@@ -8,12 +8,11 @@ every second.
 from __future__ import annotations
 
 import gc
-import importlib
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from broker.config.archive import archive_options
 from broker.worker.recovery import Progress, Recovered, Recovery
@@ -49,10 +48,12 @@ class Starting:
         settings, channel = self._settings, self._channel
         if settings.store == "memory":
             return MemoryStore()
-        level = importlib.import_module("leveldb_store.store")  # imported only where it is used, as it needs LevelDB
+        from leveldb_store.engine.database import DatabaseOptions  # only where they are used: they need LevelDB
+        from leveldb_store.store import LevelStore
+
         path = store_path(settings.data_dir, channel.index)
         values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
-        options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
+        options = DatabaseOptions(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
         archive = archive_options(
             settings.archive,
             archive_epoch_of(settings.data_dir),
@@ -61,8 +62,8 @@ class Starting:
             settings.limits.archive_pending_bytes_max,
         )
 
-        def opened() -> Any:
-            return level.LevelStore(
+        def opened() -> LevelStore:
+            return LevelStore(
                 path,
                 fsync=settings.is_synced,
                 options=options,

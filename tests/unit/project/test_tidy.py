@@ -162,6 +162,23 @@ def test_long_functions_only_get_shorter() -> None:
     assert not shorter, f"well done: say so in {name_of(LONG_FUNCTIONS)}"
 
 
+def reaches_through(text: str) -> Iterator[str]:
+    """Return what a file takes from the parts of a Node: node.part.something."""
+    for each in ast.walk(ast.parse(text)):
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute):
+            owner = each.value.value
+            if (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) in ("node", "_node"):
+                yield ast.unparse(each)
+
+
+def test_nobody_reaches_through_the_node() -> None:
+    """A part of the Node is passed to whoever needs it."""
+    paths = [path for path in sources(".py") if name_of(path).startswith("broker/worker/")]
+    found = {name_of(path): list(reaches_through(path.read_text())) for path in paths}
+    assert {name: each for name, each in found.items() if each} == {}
+    assert list(reaches_through("self._node.a.b(node.c.d, node.e, nodes.f.g)")) == ["self._node.a.b", "node.c.d"]
+
+
 def test_no_orphans() -> None:
     """Every module is imported by another one or by a test, or started by its name somewhere."""
     texts = {path: path.read_text() for path in [*sources(".py", ".pyx", ".pxd"), ROOT / "Makefile"]}
