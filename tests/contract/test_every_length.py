@@ -35,7 +35,7 @@ from zmq_mesh.envelope import Entry, encode_entry
 OTHERS = {
     "Part": "its form, Reach, has what lies between its numbers",
     "StoredSubscription": "its form, Subscription, has what is owed as well",
-    "Kind": "each has a form of its own",
+    "EventKind": "each has a form of its own",
     "Event": "likewise",
     "Told": "what a peer is told: changes",
 }
