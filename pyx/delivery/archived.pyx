@@ -14,18 +14,15 @@ from pyx.core.little_endian cimport get16, get32, get64
 from pyx.delivery.router_state cimport find_expiry
 from pyx.protocol.message cimport Message, content_bytes, message_borrow, message_copy
 from pyx.protocol.topics cimport topic_matches
+from pyx.storage.archive cimport BLOCK_FORMAT, BLOCK_HEAD_BYTES, BLOCK_KEY_BYTES, MANY_LEVELS
 from pyx.storage.entries cimport Entry, read_entry
 
 cdef enum:
-    FORMAT = 1
-    HEAD_BYTES = 30                 # without the levels
     COUNT_AT = 1                    # offset of the number of messages
     FIRST_AT = 5                    # offset of the number of the first message
     LEVELS_AT = 29                  # offset of the number of levels
-    MANY_LEVELS = 0xFF
     RECORD_HEAD_BYTES = 5
-    KEY_BYTES = 12                  # big endian: family, rule, origin,
-    KEY_NUMBER = 4                  # ... last number
+    KEY_NUMBER = 4                  # offset of the last number in a block's key
     STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
     FLAGS_AT = 5                    # in a record
     TOPIC_LENGTH_AT = 6
@@ -62,9 +59,9 @@ cdef struct Sequence:               # a sequence and the position of the merge i
 
 cdef const uint8_t* records_of(bytes value, const uint8_t** end) except NULL:
     cdef const uint8_t* p = <const uint8_t*><const char*>value
-    cdef size_t at = HEAD_BYTES, n = <size_t>len(value)
+    cdef size_t at = BLOCK_HEAD_BYTES, n = <size_t>len(value)
     cdef uint32_t _
-    if n < HEAD_BYTES or p[0] != FORMAT:
+    if n < BLOCK_HEAD_BYTES or p[0] != BLOCK_FORMAT:
         raise ValueError("archived block cut off, or of an unknown format")
     if p[LEVELS_AT] != MANY_LEVELS:
         for _ in range(p[LEVELS_AT]):
@@ -92,9 +89,9 @@ def place_of(bytes key not None, bytes value not None, uint64_t behind):
     cdef uint64_t last = 0, first
     cdef uint32_t count
     cdef int i
-    if len(key) != KEY_BYTES:
+    if len(key) != BLOCK_KEY_BYTES:
         raise ValueError("no key of an archived block")
-    for i in range(KEY_NUMBER, KEY_BYTES):
+    for i in range(KEY_NUMBER, BLOCK_KEY_BYTES):
         last = last << 8 | p[i]
     records_of(value, &end)
     p = <const uint8_t*><const char*>value
@@ -109,7 +106,7 @@ def concerns(bytes value not None, levels not None):
     """Return whether a block may have topics with one of these first levels (a set of bytes), by its head."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef const uint8_t* end
-    cdef size_t at = HEAD_BYTES
+    cdef size_t at = BLOCK_HEAD_BYTES
     cdef uint32_t _
     records_of(value, &end)
     if p[LEVELS_AT] == MANY_LEVELS:

@@ -13,6 +13,9 @@ cdef enum:
     LEVELS_MAX = 8                  # leveldb_store.format.archive_schema
     LEVEL_BYTES_MAX = 255
     MANY_LEVELS = 0xFF
+    BLOCK_FORMAT = 1
+    BLOCK_HEAD_BYTES = 30           # without the levels
+    BLOCK_KEY_BYTES = 12            # big endian: family, rule, origin, last number
     KNOWN_TOPICS = 8192             # topics whose rule is cached
 
 

@@ -26,9 +26,6 @@ cdef extern from "Python.h":
 cdef enum:
     BLOCK_BYTES = 65536             # a block of this size is sealed
     RECORD_HEAD_BYTES = 38          # matches, tenant, the fixed part of an entry with expiry, the length
-    BLOCK_FORMAT = 1
-    BLOCK_HEAD_BYTES = 30           # without the levels
-    BLOCK_KEY_BYTES = 12
     PUBLISHER_BYTES_MAX = 0xFFFF
     ENTRY_RETAIN = 0x04             # pyx.storage.entries
     ENTRY_EXPIRES = 0x08
