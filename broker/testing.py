@@ -337,7 +337,7 @@ def _python_path() -> str:
     return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _end_with_whoever_holds_the_pipe() -> None:
+def _end_with_parent() -> None:
     """Send this process SIGTERM when the other end of its standard input is closed."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM)
@@ -349,7 +349,7 @@ def _end_with_whoever_holds_the_pipe() -> None:
 
 
 if __name__ == "__main__":
-    _end_with_whoever_holds_the_pipe()
+    _end_with_parent()
     from broker.cli.main import main
 
     raise SystemExit(main())

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 import plyvel
 
 from leveldb_store.contract import StoreError
-from leveldb_store.engine.database import Database, WriteBatch, told
+from leveldb_store.engine.database import Database, WriteBatch, error_text
 from leveldb_store.format import schema
 from leveldb_store.format.schema import Span
 from leveldb_store.open_batch import HeldRecords, OpenBatch
@@ -113,7 +113,9 @@ class Indexes:
             try:
                 found = self._logs[name] = self._load(found)
             except plyvel.Error as error:
-                raise StoreError(f"index {name!r} of {self._database.path} cannot be read: {told(error)}") from error
+                raise StoreError(
+                    f"index {name!r} of {self._database.path} cannot be read: {error_text(error)}"
+                ) from error
             self._count((0, 0), self._behind(found, found.low))
         return found
 

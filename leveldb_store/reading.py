@@ -19,7 +19,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 import plyvel
 
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.engine.database import Database, told
+from leveldb_store.engine.database import Database, error_text
 from leveldb_store.format import schema
 from pyx.core.work import BLOCK_READ, SOUGHT, spend
 from pyx.delivery.router import expiry_offset
@@ -51,9 +51,9 @@ def _refused(read: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[
         try:
             return read(reader, *args, **keywords)
         except plyvel.CorruptionError as error:
-            raise DamagedStoreError(told(error)) from error
+            raise DamagedStoreError(error_text(error)) from error
         except (plyvel.Error, ValueError) as error:
-            raise StoreError(f"the store {reader.path} cannot be read: {told(error)}") from error
+            raise StoreError(f"the store {reader.path} cannot be read: {error_text(error)}") from error
 
     return reading
 
@@ -251,7 +251,7 @@ class Reader:
         try:
             return unpack_block(value, expiry_offset) if value else None
         except ValueError as error:
-            self._leave_out(position, told(error))
+            self._leave_out(position, error_text(error))
             return None
 
     def _parts(self, db: plyvel.DB | plyvel.Snapshot, number: int, position: int) -> plyvel.Iterator:
@@ -308,7 +308,7 @@ class Reader:
             value = blocks.value(position)
             block = None if value is None else unpack_block(value, expiry_offset)
         except (plyvel.Error, ValueError) as error:
-            block, why = None, told(error)
+            block, why = None, error_text(error)
         if block is None:
             self._leave_out(position, why)
             return None

@@ -18,10 +18,10 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store.archive.archive import Archive, Said, find
+from leveldb_store.archive.archive import Archive, DamageReporter, find
 from leveldb_store.archive.archive import ArchiveOptions as ArchiveOptions
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.engine.database import Database, DatabaseOptions, told
+from leveldb_store.engine.database import Database, DatabaseOptions, error_text
 from leveldb_store.event_log import EventLog, EventTrimmer
 from leveldb_store.format import schema
 from leveldb_store.indexes import Indexes, IndexState
@@ -69,17 +69,17 @@ class LevelStore:
         try:
             log = find_log(self._database)
             self._events = EventLog(self._database)
-            said = Said(self._database.path, say)
-            archived = find(self._database, said)
+            reporter = DamageReporter(self._database.path, say)
+            archived = find(self._database, reporter)
         except plyvel.CorruptionError as error:
             self._database.close()
-            raise DamagedStoreError(told(error)) from None
+            raise DamagedStoreError(error_text(error)) from None
         except (plyvel.Error, schema.SchemaError, ValueError) as error:
             self._database.close()
-            raise StoreError(f"the store {path} is damaged: {told(error)}") from None
+            raise StoreError(f"the store {path} is damaged: {error_text(error)}") from None
         self.unread = log.unread
         """(key, value, error) of unreadable records about indexes."""
-        self.archive = Archive(self._database, archive, archived, said)
+        self.archive = Archive(self._database, archive, archived, reporter)
         self._trimmer = EventTrimmer(self._database, self._events, events_bytes_max)
         self._writer = Writer(self._database, self._trimmer, log.last_position, log.gone, self.archive.retention, say)
         self._reader = Reader(self._database, self._writer.deleted_up_to, say)
@@ -171,7 +171,7 @@ class LevelStore:
         try:
             return self._events.page(after, bytes_max)
         except (plyvel.Error, schema.SchemaError) as error:
-            raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
+            raise StoreError(f"the store {self._database.path} cannot be read: {error_text(error)}") from error
 
     def events_bytes(self) -> int:
         """Implements Store."""
@@ -216,9 +216,9 @@ class LevelStore:
         try:
             yield from self._database.scan(prefix)
         except plyvel.CorruptionError as error:
-            raise DamagedStoreError(told(error)) from error
+            raise DamagedStoreError(error_text(error)) from error
         except plyvel.Error as error:
-            raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
+            raise StoreError(f"the store {self._database.path} cannot be read: {error_text(error)}") from error
 
     def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
         """Implements Store, for messages on the disk."""

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import plyvel
 
 from leveldb_store.contract import StoreError
-from leveldb_store.engine.database import Database, DatabaseOptions, sync_directory, told
+from leveldb_store.engine.database import Database, DatabaseOptions, error_text, sync_directory
 from leveldb_store.format import schema
 from leveldb_store.snapshots.clone import CloneError, clone, opened
 
@@ -87,7 +87,7 @@ def upgrade(
     except (StoreError, CloneError) as error:
         raise UpgradeError(str(error)) from None
     except plyvel.Error as error:
-        raise UpgradeError(told(error)) from None
+        raise UpgradeError(error_text(error)) from None
     except OSError as error:
         raise UpgradeError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
     return work.done
@@ -119,7 +119,7 @@ class _Upgrade:
                 raise
             for each in target.iterdir():
                 each.unlink()
-            _version_of(source, self.say, self.strict, told(error))
+            _version_of(source, self.say, self.strict, error_text(error))
             self._convert(source, target, at)  # once more, with what the repair left
 
     def _convert(self, source: Path, target: Path, at: int) -> None:

@@ -33,7 +33,7 @@ import plyvel
 from leveldb_store.archive.retention import Retention
 from leveldb_store.contract import StoreError
 from leveldb_store.engine.compaction import Compactor
-from leveldb_store.engine.database import Database, WriteBatch, told
+from leveldb_store.engine.database import Database, WriteBatch, error_text
 from leveldb_store.event_log import EventTrimmer
 from leveldb_store.format import schema
 from pyx.storage.stored import part_ends
@@ -289,7 +289,7 @@ class Writer:
                 room.keep_opening()
                 self._compactor.again()
             except (plyvel.Error, OSError) as error:
-                raise StoreError(f"the store cannot be opened anew after an error: {told(error)}") from error
+                raise StoreError(f"the store cannot be opened anew after an error: {error_text(error)}") from error
 
     def _look_at_room(self) -> None:
         now = time.monotonic()
@@ -299,7 +299,7 @@ class Writer:
         try:
             full = self._database.reserve.look()
         except OSError as error:
-            full = f"the room on the disk cannot be told: {told(error)}"
+            full = f"the room on the disk cannot be told: {error_text(error)}"
         if full is not None:
             self._is_probe_due = True
         self._compactor.look(self._total, is_urgent=full is not None)
@@ -311,9 +311,9 @@ class Writer:
 
     def _note_failure(self, error: Exception) -> None:
         if self.failed is None:
-            self.failed = f"{told(error)}, since {time.strftime('%Y-%m-%dT%H:%M:%S%z')}"
+            self.failed = f"{error_text(error)}, since {time.strftime('%Y-%m-%dT%H:%M:%S%z')}"
             os.eventfd_write(self._event, 1)
-            self._say(f"the store cannot write: {told(error)}; it is tried again every {RETRY_SECONDS} s")
+            self._say(f"the store cannot write: {error_text(error)}; it is tried again every {RETRY_SECONDS} s")
 
     # ------------------------------------------------------------ deleting
 
@@ -325,7 +325,7 @@ class Writer:
             return self._slice()
         except plyvel.Error as error:
             # damage on the disk: some unneeded records stay, needed ones are not touched
-            self._say(f"the store cannot find what to delete: {told(error)}; some room is not given back")
+            self._say(f"the store cannot find what to delete: {error_text(error)}; some room is not given back")
             self._trimmed.clear()
             self._dropped.clear()
             self._gone.clear()

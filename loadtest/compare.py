@@ -85,7 +85,7 @@ SCENARIOS: Final = {
         Scenario("ack", "one publisher that waits for each ack, QoS 1, a subscriber whose session lasts",
                  "pair -c 1 -q 1 --window 1 --session-expiry 3600", ("ack_p50", "ack_p99", "rate", "cpu", "lost"),
                  ("ack_p50", "cpu")),
-        Scenario("conn", "5,000 connections that say nothing", "conn -c 5000 -i 0.1",
+        Scenario("conn", "5,000 idle connections", "conn -c 5000 -i 0.1",
                  ("connect_p50", "connect_p99", "connect_cpu", "client_bytes", "idle_cpu"),
                  ("connect_cpu", "client_bytes")),
     )

@@ -126,7 +126,7 @@ def load_of(given: argparse.Namespace) -> Load:
     )
 
 
-def told(load: Load, result: Result) -> str:
+def result_text(load: Load, result: Result) -> str:
     """Return a run's result as text."""
     figures = result.figures
     lines = [
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(given: argparse.Namespace, load: Load, result: Result, failures: list[str]) -> None:
     is_on_stdout = str(given.json) == "-"
-    print(told(load, result), file=sys.stderr if is_on_stdout else sys.stdout)
+    print(result_text(load, result), file=sys.stderr if is_on_stdout else sys.stdout)
     for line in failures:
         print(f"failed     {line}", file=sys.stderr)
     if given.report is not None:

@@ -193,7 +193,7 @@ class Bench:
         if self.pid is None:
             return 0.0, 0.0, 0.0
         pid = self.pid
-        self._tell(f"{clients:,} clients that say nothing")
+        self._tell(f"{clients:,} idle clients")
         base, kernel, grown = processor.pss_bytes(pid), host.kernel_bytes(), 0
         began, cpu = time.monotonic(), processor.seconds(pid)
         time.sleep(_ALONE_SECONDS)
@@ -272,7 +272,7 @@ def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) ->
     return found
 
 
-def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
+def plan_text(measured: Measured, about: dict[str, Any], margin: float) -> str:
     """Return the measurements, and the capacity of the host, as text."""
     most = answer(measured, Fleet(1, 1e9), margin).clients_max
     lines = [
@@ -309,7 +309,7 @@ def answered(measured: Measured, fleet: Fleet, margin: float) -> str:
     )
 
 
-def told_checks(checks: Sequence[PromiseCheck]) -> str:
+def checks_text(checks: Sequence[PromiseCheck]) -> str:
     """Return a Markdown table."""
     titles = ["", "promised", "flood delivers, median", "p99", "carried at 1/1.3", "carried at 1/0.7", "within 30 %"]
     cells = [
@@ -447,10 +447,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return _told(given, measured, about, checks, margin)
+    return _print_plan(given, measured, about, checks, margin)
 
 
-def _told(
+def _print_plan(
     given: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[PromiseCheck], margin: float
 ) -> int:
     interval = (given.clients or 1) / given.rate if given.rate else given.interval
@@ -459,11 +459,11 @@ def _told(
     found: Assessment | None = answer(measured, fleet, margin) if given.clients else None
     is_on_stdout = given.json is not None and str(given.json) == "-"
     out = sys.stderr if is_on_stdout else sys.stdout
-    print(told(measured, about, margin), file=out)
+    print(plan_text(measured, about, margin), file=out)
     if found is not None:
         print(answered(measured, fleet, margin), file=out)
     if checks:
-        print(told_checks(checks), file=out)
+        print(checks_text(checks), file=out)
     if given.json is not None:
         whole = {
             "measured": dataclasses.asdict(measured), "about": about,

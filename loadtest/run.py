@@ -275,11 +275,11 @@ def _drain(
 
 
 def _hushed(shared: SharedFigures, pipes: list[tuple[Any, Connection]]) -> None:
-    # a process that has had no processor goes on publishing until it hears: only then is it known what has to come
+    # a process that was not scheduled publishes until it reads the order: only then is the number to expect known
     since = time.monotonic()
     while min(shared.heard) < generator.DRAIN:
         if time.monotonic() - since > _PATIENCE_SECONDS:
-            raise RunFailed("a process of the generator does not cease to publish")
+            raise RunFailed("a process of the generator does not stop publishing")
         _alive(pipes)
         time.sleep(_LOOK_SECONDS)
 

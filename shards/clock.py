@@ -107,4 +107,4 @@ class HostClock:
         try:
             keep(self._data_dir, (self._broker_ms(), now))
         except OSError as error:  # the disk is full: the broker serves all the same
-            self._log("warning", "clock_not_kept", data_dir=self._data_dir, reason=error.strerror or str(error))
+            self._log("warning", "clock_save_failed", data_dir=self._data_dir, reason=error.strerror or str(error))

@@ -5,8 +5,8 @@
 
 A unix socket in the runtime directory, accessible to its owner only (0600). `broker.json`, in the data directory and in
 the runtime directory, has its path. Workers interpret the requests (`broker.worker.administration`); here they are
-forwarded (`shards.questions`), one request of a client at a time. A client that does not read its answers, or sends an
-invalid request, is disconnected.
+forwarded (`shards.worker_requests`), one request of a client at a time. A client that does not read its answers, or
+sends an invalid request, is disconnected.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shards.questions import Questions
 from shards.worker_channel import Message
+from shards.worker_requests import WorkerRequests
 
-__all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
+__all__ = ["REQUEST_BYTES_MAX", "BrokerFile", "Console"]
 
 ANSWER_BYTES_MAX = 65536
-QUESTION_BYTES_MAX = 512 << 10
+REQUEST_BYTES_MAX = 512 << 10
 """A request may have a client id of 65,535 bytes, which JSON makes six times as long."""
 
 _READ_BYTES = 65536
@@ -36,7 +36,7 @@ _NAME = "console"
 _FILE = "broker.json"
 
 
-class Written:
+class BrokerFile:
     """The file `broker.json` in a directory, which exists as long as the broker runs."""
 
     def __init__(self, directory: str, console: str, workers: int) -> None:
@@ -79,7 +79,7 @@ class Console:
     def __init__(self, runtime_dir: str) -> None:
         """Open the socket. Raises OSError."""
         self.path = os.path.join(runtime_dir, _NAME)
-        self.questions = Questions(lambda _worker, _message: False)
+        self.requests = WorkerRequests(lambda _worker, _message: False)
         """Forwards clients' requests; set by the code that can reach workers."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -124,7 +124,7 @@ class Console:
         except OSError:
             data = b""
         client.unread += data
-        if not data or len(client.unread) > QUESTION_BYTES_MAX:
+        if not data or len(client.unread) > REQUEST_BYTES_MAX:
             self._drop(client)
             return
         self._next(client)
@@ -137,7 +137,7 @@ class Console:
         if asked is None:
             self._drop(client)
         else:
-            client.number = self.questions.ask(*asked, partial(self._say, client))
+            client.number = self.requests.ask(*asked, partial(self._say, client))
 
     def _say(self, client: _Client, message: Message) -> None:
         client.number = None
@@ -153,7 +153,7 @@ class Console:
 
     def _drop(self, client: _Client) -> None:
         if client.number is not None:
-            self.questions.forget(client.number)
+            self.requests.forget(client.number)
         self._clients.pop(client.socket.fileno(), None)
         client.socket.close()
 

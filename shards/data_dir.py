@@ -53,7 +53,7 @@ class DataDirError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class StoreLayout:
     """The content of store.json."""
 
     workers: int
@@ -81,7 +81,7 @@ class StoreChange:
     epoch: str
 
 
-def settled(data_dir: str) -> Settled:
+def read_layout(data_dir: str) -> StoreLayout:
     """Read store.json. FileNotFoundError: missing. DataDirError: damaged, or of another format."""
     try:
         found = json.loads(Path(data_dir, _STORE).read_text())
@@ -93,22 +93,22 @@ def settled(data_dir: str) -> Settled:
         raise DataDirError(f"data_dir {data_dir}: {_STORE} is damaged") from None
     if known != FORMAT:
         raise DataDirError(f"data_dir {data_dir}: has format {known}, this is mqttd for format {FORMAT}")
-    return Settled(workers, epoch, generation, archive, schema)
+    return StoreLayout(workers, epoch, generation, archive, schema)
 
 
 def store_path(data_dir: str, worker: int) -> str:
     """Return the path of a worker's store, in a directory that a DataDir has opened."""
-    return settled(data_dir).path(data_dir, worker)
+    return read_layout(data_dir).path(data_dir, worker)
 
 
 def epoch_of(data_dir: str) -> str:
     """Return the epoch of a directory that a DataDir has opened."""
-    return settled(data_dir).epoch
+    return read_layout(data_dir).epoch
 
 
 def archive_epoch_of(data_dir: str) -> str:
     """Return the archive's epoch of a directory that a DataDir has opened."""
-    return settled(data_dir).archive
+    return read_layout(data_dir).archive
 
 
 class DataDir:
@@ -159,11 +159,11 @@ class DataDir:
 
     def _settle(self, workers: int) -> None:
         try:
-            now = settled(self.path)
+            now = read_layout(self.path)
         except FileNotFoundError:
             if any(name.startswith(_WORKER) for name in os.listdir(self.path)):
                 raise DataDirError(f"data_dir {self.path}: has stores, but no {_STORE} with their number") from None
-            now = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8), schema=self._schema)
+            now = StoreLayout(workers, secrets.token_hex(8), archive=secrets.token_hex(8), schema=self._schema)
             self._replace(self._write_part(now))
         if now.schema > self._schema > 0:
             raise DataDirError(
@@ -178,11 +178,11 @@ class DataDir:
         self.epoch = now.epoch
         self._make(now)
 
-    def _upgraded(self, now: Settled, upgrade: Callable[[StoreChange], bool]) -> Settled:
+    def _upgraded(self, now: StoreLayout, upgrade: Callable[[StoreChange], bool]) -> StoreLayout:
         new = replace(now, generation=now.generation + 1, schema=self._schema)
         return self._superseded(now, new, upgrade)
 
-    def _superseded(self, now: Settled, new: Settled, make: Callable[[StoreChange], bool]) -> Settled:
+    def _superseded(self, now: StoreLayout, new: StoreLayout, make: Callable[[StoreChange], bool]) -> StoreLayout:
         """Make new stores beside the current ones, which they then replace: store.json names complete stores at every
         moment. `make` fills them; False: there was nothing to do, and the stores stay as they are.
         """
@@ -200,11 +200,11 @@ class DataDir:
         self._remove_others(new)
         return new
 
-    def _stores_of(self, now: Settled, new: Settled) -> tuple[list[Path], list[Path]]:
+    def _stores_of(self, now: StoreLayout, new: StoreLayout) -> tuple[list[Path], list[Path]]:
         old, beside = ([Path(each.path(self.path, i)) for i in range(each.workers)] for each in (now, new))
         return old, beside
 
-    def _change(self, now: Settled, workers: int) -> Settled:
+    def _change(self, now: StoreLayout, workers: int) -> StoreLayout:
         repartition = self._repartition
         if repartition is None:
             raise DataDirError(
@@ -216,10 +216,10 @@ class DataDir:
             repartition(change)
             return True
 
-        new = Settled(workers, secrets.token_hex(8), now.generation + 1, now.archive, now.schema)
+        new = StoreLayout(workers, secrets.token_hex(8), now.generation + 1, now.archive, now.schema)
         return self._superseded(now, new, make)
 
-    def _write_part(self, now: Settled) -> Path:
+    def _write_part(self, now: StoreLayout) -> Path:
         """Write the next store.json to a temporary file on the disk."""
         part = Path(self.path, _STORE).with_suffix(".part")
         _write(part, _content(now))
@@ -229,13 +229,13 @@ class DataDir:
         part.rename(Path(self.path, _STORE))
         _sync(self.path)
 
-    def _make(self, now: Settled) -> None:
+    def _make(self, now: StoreLayout) -> None:
         for worker in range(now.workers):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(now.path(self.path, worker), 0o700)
         _sync(self.path)
 
-    def _remove_others(self, now: Settled) -> None:
+    def _remove_others(self, now: StoreLayout) -> None:
         for name in os.listdir(self.path):
             found = _NAME.fullmatch(name)
             if found is not None and int(found[2] or 0) != now.generation:
@@ -256,7 +256,7 @@ def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], 
     if set(os.listdir(path)) - _OF_FILE_SYSTEMS:
         raise DataDirError(f"data_dir {path}: is not empty")
     held = lock(path)
-    new = Settled(workers, secrets.token_hex(8), archive=archive)
+    new = StoreLayout(workers, secrets.token_hex(8), archive=archive)
     stores = [Path(new.path(path, worker)) for worker in range(workers)]
     store, part = Path(path, _STORE), Path(path, _STORE).with_suffix(".part")
     try:
@@ -277,7 +277,7 @@ def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], 
         os.close(held)
 
 
-def _content(now: Settled) -> str:
+def _content(now: StoreLayout) -> str:
     content = {
         "format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation,
         "archive": now.archive, "schema": now.schema,

@@ -133,12 +133,12 @@ class Posts:
             send_message(post.control, message)
         except BlockingIOError:
             # Hundreds of unread messages: its knowledge of its siblings is too old to be of use.
-            self._log("error", post.event("does_not_listen"), **post.named, pid=post.pid)
+            self._log("error", post.event("unresponsive"), **post.named, pid=post.pid)
             post.kill(signal.SIGKILL)
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dying, and SIGCHLD will follow
         except OSError as error:  # no descriptor, no memory: the message is lost
-            self._log("error", post.event("not_told"), **post.named, reason=error.strerror)
+            self._log("error", post.event("message_failed"), **post.named, reason=error.strerror)
 
     def tell_state(self, broker: str) -> None:
         """Send the control process the state of the broker and its workers."""

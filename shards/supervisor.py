@@ -2,8 +2,8 @@
 gRPC: one poll() over control sockets and a wake-up socket for signals, so that this process can always fork safely.
 
 Resources made before the first fork, which outlive every worker, are in `shards.inherited`, a child's first steps in
-`shards.forked`, and the state of each child in `shards.posts`. Made per fork: the control pair, over which the two talk
-(`shards.worker_channel` has the words).
+`shards.forked`, and the state of each child in `shards.posts`. Made per fork: the control pair, for messages between
+the two (`shards.worker_channel` lists them).
 
 Beside the workers it may run one *control process*, which serves no messages: it gets the state of the workers whenever
 that changes, its death disturbs no client and never ends the broker, and it ends after the last worker.
@@ -46,10 +46,10 @@ from shards.listening import Listeners, ListenOn
 from shards.notify import Notifier
 from shards.policy import Policy
 from shards.posts import Post, Posts
-from shards.questions import Questions
 from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
 from shards.worker_channel import HEARTBEAT_SECONDS, ControlChannel, Message, WorkerChannel, messages
+from shards.worker_requests import WorkerRequests
 
 __all__ = [
     "HEARTBEAT_SECONDS",
@@ -86,7 +86,7 @@ class Supervisor:
         pin_cpus: bool = False,
         row_bytes: int = 4096,
         heartbeat: int = 0,
-        bury: Callable[[memoryview], dict[str, Any]] = lambda _row: {},
+        settle_row: Callable[[memoryview], dict[str, Any]] = lambda _row: {},
         control: Callable[[ControlChannel], int] | None = None,
         admin: Sequence[socket.socket] = (),
         console: Console | None = None,
@@ -96,7 +96,7 @@ class Supervisor:
 
         `run(channel)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
         are passed to it as they are. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat
-        among its u64; `bury` closes the books of a dead worker's row and returns fields for the log.
+        among its u64; `settle_row` settles the row of a dead worker and returns fields for the log.
 
         Raises listening.CannotListen.
         """
@@ -119,12 +119,12 @@ class Supervisor:
             runtime_dir.path,
         )
         self.listeners = self._inherited.listeners
-        self._bury_row = bury
+        self._settle_row = settle_row
         self._run_control = control
         self._console = console
-        self._questions = Questions(self._ask)
+        self._requests = WorkerRequests(self._ask)
         if console is not None:
-            console.questions = self._questions
+            console.requests = self._requests
         self._posts = Posts(self._inherited.heartbeats, self._inherited.control_heartbeat, control is not None, log)
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
         self._serving = False  # set once every worker was ready
@@ -163,7 +163,7 @@ class Supervisor:
                     now, self._policy.worker_hang_seconds_max, self._stop_at != 0, self.runtime_dir.path
                 )
                 self._judge_reload(now)
-                self._questions.expire(now)
+                self._requests.expire(now)
                 self._fork_what_is_due(now)
                 self._enforce_stop(now)
                 self._feed_watchdog(now)
@@ -208,7 +208,7 @@ class Supervisor:
             self._handle_signals(came)
 
     def _seconds_until_due(self, now: float) -> float:
-        due = min(now + min(1.0, self._policy.worker_hang_seconds_max / 4), self._questions.due())
+        due = min(now + min(1.0, self._policy.worker_hang_seconds_max / 4), self._requests.due())
         for post in self._posts.all:
             if post.fork_at:
                 due = min(due, post.fork_at)
@@ -337,15 +337,15 @@ class Supervisor:
                 return
             for post in self._posts.all:
                 if post.pid == pid:
-                    self._bury(post, os.waitstatus_to_exitcode(status))
+                    self._child_ended(post, os.waitstatus_to_exitcode(status))
 
-    def _bury(self, post: Post, exit_status: int) -> None:
+    def _child_ended(self, post: Post, exit_status: int) -> None:
         self._hear(post)  # its last messages
         death = post.leave(exit_status)
         named = post.named
         if not post.is_control:
-            named |= self._bury_row(self._inherited.rows[post.index])
-            self._questions.gone(post.index)
+            named |= self._settle_row(self._inherited.rows[post.index])
+            self._requests.gone(post.index)
             for other in self._posts.workers:
                 message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
                 self._posts.tell(other, message)
@@ -395,9 +395,9 @@ class Supervisor:
                     self._say_ready()
                     self._tell_state()
                 case {"event": "answer", "number": int(number), "answer": answer}:
-                    self._questions.answered(post.index, number, answer)
+                    self._requests.answered(post.index, number, answer)
                 case {"event": "ask", "number": int(number), "worker": int(worker), "ask": ask}:
-                    self._questions.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
+                    self._requests.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
                 case {"event": "failed", "reason": str(reason)}:
                     post.reason = reason
                 case {"event": "reloaded", "number": int(number), "reason": reason} if self._pending is not None:
@@ -414,7 +414,7 @@ class Supervisor:
             self._on_ready()
 
     def _pass_answer(self, post: Post, pid: int, number: int, said: Message) -> None:
-        if post.pid == pid:  # else the question was put to one that has died
+        if post.pid == pid:  # else the request was put to one that has died
             self._posts.tell(post, {"event": "answered", "number": number, **said})
 
     def _ask(self, worker: int, message: Message) -> bool:

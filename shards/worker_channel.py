@@ -4,7 +4,7 @@ The control socket is SOCK_SEQPACKET, one JSON object per packet; one longer tha
 sent with a packet of one byte:
     worker -> supervisor   {"event": "ready"}
                            {"event": "failed", "reason": "..."}
-                           {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.questions)
+                           {"event": "answer", "number": n, "answer": ...}      to an "ask" (shards.worker_requests)
                            {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; an error
     supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped

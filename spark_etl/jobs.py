@@ -24,7 +24,7 @@ class JobError(Exception):
 
 
 def one_line(error: Exception) -> JobError:
-    """Return the message of a Spark error: our own line, if an error of ours has caused it."""
+    """Return the message of a Spark error: our own line, if our code raised it."""
     text = str(error)
     causes = _OURS.findall(text) or _OF_PYTHON.findall(text) or _OF_JAVA.findall(text)
     return JobError(causes[-1].strip() if causes else text.strip().partition("\n")[0])

@@ -12,7 +12,7 @@ import plyvel
 from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.archive_schema import ArchivedMessage
 from leveldb_store.format.schema import ARCHIVED
-from shards.data_dir import settled
+from shards.data_dir import read_layout
 
 __all__ = ["Row", "archived", "blocks", "numbers"]
 
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 def blocks(data_dir: str | os.PathLike[str]) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     """Yield (store, filter of the rule, key, value) of every block."""
-    found = settled(str(data_dir))
+    found = read_layout(str(data_dir))
     for store in range(found.workers):
         with plyvel.DB(str(Path(found.path(str(data_dir), store)))) as db:
             rules = {}

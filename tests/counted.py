@@ -65,6 +65,6 @@ def _rows_in_a_file(workers: int, row_bytes: int) -> list[memoryview]:
 
 
 if __name__ == "__main__":
-    testing._end_with_whoever_holds_the_pipe()
+    testing._end_with_parent()
     rows.shared_rows = _rows_in_a_file
     raise SystemExit(cli.main())

@@ -339,7 +339,7 @@ class Host:
         return int(of_sessions + of_nobody) + sum(peer.conn.pending_qos0 for peer in self.peers)
 
     def check_books(self) -> None:
-        """Assert that matched = delivered + dropped + waiting [protocol.md, Counting]."""
+        """Assert that matched = delivered + dropped + waiting [architecture.md, What goes wrong]."""
         row = self.counters()
         settled = sum(row[name] for name in (*DELIVERIES, *DROPS))
         assert row["matched"] == settled + self.waiting(), {

@@ -1,12 +1,12 @@
-"""Interest is acknowledged when what was sent before it has arrived.
+"""The barrier: a worker acknowledges a sibling's interest when everything that it sent before has arrived.
 
 A SUBSCRIBE is answered when every sibling has acknowledged the new interest; then the owners of retained topics are
 asked. A retained message that this worker routed before it knew of the interest goes to the owner of its topic alone.
 If the question reached the owner before it, the subscriber would get the message neither live nor as a retained
-message, although clients of this worker may have it already. So an acknowledgement waits until each sibling has
-received what this worker had for it when the interest arrived: also what waits for the disk, what is read back from a
-hand-off log, and what the tick has not submitted yet. A SUBSCRIBE that asks for retained messages gives the interest
-another number (`Publisher.touch`) also where the siblings know it already.
+message, although clients of this worker may have it already. So the acknowledgement waits until each sibling has
+received everything that this worker had for it when the interest arrived, including entries that wait for the disk,
+entries to be read back from a hand-off log, and entries that the tick has not submitted yet. A SUBSCRIBE that asks for
+retained messages gives the interest another number (`Publisher.touch`) even if the siblings know the interest already.
 
 Siblings that are away or gone are not waited for, and none for longer than link_silence_seconds_max.
 """

@@ -75,7 +75,7 @@ class LinkEvents(Protocol):
         """A batch has arrived. sequence: 0 without a sequenced part, else rising over the link's life, for `commit`."""
 
     def acknowledged(self, peer: Peer, ticket: int) -> None:
-        """The peer (or the hand-off log) has custody of every batch with a ticket <= this one."""
+        """The peer (or the hand-off log) has taken responsibility for every batch with a ticket <= this one."""
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """The entries at these positions of the sequenced part were refused, rising, each with its reason
@@ -95,7 +95,7 @@ class LinkEvents(Protocol):
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """A part of the peer's complete interest. After the last part it counts as taken, and everything that no part
         has named is not wanted any more. A first part may come before the last one of an earlier snapshot, which is
-        then void.
+        then discarded.
         """
 
     def interest_taken(self, peer: Peer, number: int) -> None:

@@ -104,7 +104,7 @@ def decode_changes(part: Buffer) -> Iterator[Change]:
         )  # fmt: skip
 
 
-class Told(NamedTuple):
+class InterestUpdate(NamedTuple):
     """One update for a peer, which is at `number` after these parts (a delta has one, a snapshot may have none)."""
 
     number: int
@@ -133,11 +133,11 @@ class Publisher:
         self._keeps_table = source is None
         self._in_pieces = in_pieces
         self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
-        self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
+        self._history: deque[InterestUpdate] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
         self._is_touched = False  # the next number is given out even without a change
         self._asked = False  # whether any peer has asked: nobody needs deltas before that
-        self._snapshot: Told | None = None  # kept while several peers ask for it
+        self._snapshot: InterestUpdate | None = None  # kept while several peers ask for it
         self._being_made = False  # a snapshot: the deltas since its number are kept, however many there are
 
     def change(
@@ -195,7 +195,7 @@ class Publisher:
             for _ in range(self.next - self.number):
                 delta = b"".join(map(encode_change, islice(changes, CHANGES_MAX)))
                 self.number += 1
-                self._history.append(Told(self.number, False, [delta]))
+                self._history.append(InterestUpdate(self.number, False, [delta]))
                 self._history_bytes += len(delta) + TOLD_BYTES
             self._pending.clear()
             self._is_touched = False
@@ -206,7 +206,7 @@ class Publisher:
         while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1 and not self._being_made:
             self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
 
-    def since(self, number: int) -> list[Told]:
+    def since(self, number: int) -> list[InterestUpdate]:
         """Return the updates for a peer that was sent `number` (0 = nothing), in order: deltas, or one snapshot and the
         deltas after it. Nothing while the snapshot is being made.
         """
@@ -222,7 +222,7 @@ class Publisher:
             return []
         return [self._snapshot, *self._last(self.number - self._snapshot.number)]
 
-    def _last(self, deltas: int) -> list[Told]:
+    def _last(self, deltas: int) -> list[InterestUpdate]:
         return [self._history[i] for i in range(len(self._history) - deltas, len(self._history))]
 
     def _make_snapshot(self) -> None:
@@ -261,4 +261,4 @@ class Publisher:
             part.append(encoded)
             size += len(encoded)
         parts.append(b"".join(part))
-        self._snapshot = Told(number, True, parts)
+        self._snapshot = InterestUpdate(number, True, parts)

@@ -241,7 +241,7 @@ class Control:
         except web.HTTPException as error:
             headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             return _problem(error.status, f"{request.method} {request.path}", headers)
-        except Exception:  # noqa: BLE001 (a defect of ours: this request fails, the others do not)
+        except Exception:  # noqa: BLE001 (an internal error: this request fails, the others do not)
             self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
 

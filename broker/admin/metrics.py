@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 import broker
 from broker.admin import sys_topics
+from broker.config.limits import Limits
 from pyx.core import counters
 from pyx.core.counters import Row
 
@@ -124,7 +125,7 @@ _HELP: dict[str, str] = {
     "accept_errors": "Failures to accept a connection for lack of descriptors or memory.",
     "keep_alive_timeouts": "Connections closed for silence.",
     "protocol_errors": "Connections closed for a malformed packet or a protocol error.",
-    "internal_errors": "Connections closed for a defect of mqttd; the log has the traceback.",
+    "internal_errors": "Connections closed after an internal error; the log has the traceback.",
     "packets_received": "MQTT packets of any type from clients.",
     "answers_sent": "MQTT packets to clients other than PUBLISH.",
     "recv_calls": "Calls of recv().",
@@ -146,7 +147,7 @@ _HELP: dict[str, str] = {
     "delivered_qos1": "Copies of QoS 1 acknowledged.",
     "delivered_qos2": "Copies of QoS 2 completed.",
     "shared_waited": "Messages of share groups queued for a member, because none had room when they arrived.",
-    "shared_again": "Messages of share groups reassigned to another member or worker.",
+    "shared_reassigned": "Messages of share groups reassigned to another member or worker.",
     "mesh_entries_sent": "Messages sent to other workers.",
     "mesh_entries_received": "Messages received from other workers.",
     "mesh_batches_received": "Batches received from other workers.",
@@ -221,13 +222,21 @@ _BROKER: tuple[Family, ...] = (
 )
 
 
+def _help_of_limits(counter: str) -> str:
+    """Return the help text of a counter that limits count into, else its name in words."""
+    fields = Limits.model_fields.items()
+    extras = [(name, extra) for name, field in fields if isinstance(extra := field.json_schema_extra, dict)]
+    at = [f"at `{name}`: {extra['beyond']}" for name, extra in extras if extra["counter"] == counter]
+    return f"Counted {'; '.join(at)}." if at else counter.replace("_", " ").capitalize() + "."
+
+
 def _plain() -> Iterator[tuple[int, Family]]:
     """Yield (counter, its family) for every counter that has a family of its own."""
     for index, name in enumerate(counters.NAMES):
         if name.startswith("dropped_") or name == "incarnation":
             continue
         kind = "gauge" if counters.is_gauge(index) or name == "clients_maximum" else "counter"
-        shown, text = _NAMED.get(name, (f"mqttd_{name}", _HELP.get(name, name.replace("_", " ").capitalize() + ".")))
+        shown, text = _NAMED.get(name) or (f"mqttd_{name}", _HELP.get(name) or _help_of_limits(name))
         yield index, Family(shown, kind, text)
 
 

@@ -1,6 +1,7 @@
 """Requests of the control process to workers: asynchronous, each with a timeout, lists page by page.
 
-The supervisor forwards them (`shards.questions`), and answers for a worker that does not run, dies, or does not reply.
+The supervisor forwards them (`shards.worker_requests`), and answers for a worker that does not run, dies, or does not
+reply.
 """
 
 from __future__ import annotations

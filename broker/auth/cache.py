@@ -1,4 +1,4 @@
-"""Cache of user names and passwords that were found right lately, so that a thousand devices that reconnect do not cost
+"""Cache of user names and passwords that were verified recently, so that a thousand devices that reconnect do not cost
 a thousand hashes.
 
 It keeps keyed hashes (BLAKE2b under a random key that never leaves this process), never passwords; and only right ones,

@@ -22,8 +22,8 @@ class Client(NamedTuple):
 
 
 class Rules(Protocol):
-    """Authorisation rules: each method returns whether an action is allowed. One that raises is a defect of ours, and
-    means no.
+    """Authorisation rules: each method returns whether an action is allowed. An exception counts as an internal error,
+    and denies the action.
 
     Called in the worker's loop: none may block. `may_publish` is called once for a connection, topic, QoS and RETAIN,
     as long as the rules do not change (`Authorising.rules`).

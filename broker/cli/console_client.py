@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from broker.admin.requests import NoAnswer, Paged, Request, encode, page_at, understood
 from broker.config.loading import ENVIRONMENT_CONFIG, load
-from shards.console import Written
+from shards.console import BrokerFile
 
 __all__ = ["ConsoleClient", "NoBroker", "configured_directory"]
 
@@ -42,7 +42,7 @@ class ConsoleClient:
     def __init__(self, directory: str) -> None:
         none = f"no mqttd runs on {directory}"
         try:
-            found = Written.read(directory)
+            found = BrokerFile.read(directory)
             self.workers, path = int(found["workers"]), str(found["control"])
         except FileNotFoundError:
             raise NoBroker(none) from None

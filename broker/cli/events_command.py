@@ -28,7 +28,7 @@ from broker.cli.store_command import Place, Unusable, stores_of
 from broker.config.loading import ENVIRONMENT_CONFIG, load
 from broker.config.settings import ConfigError
 from broker.logs import shown
-from leveldb_store.engine.database import told
+from leveldb_store.engine.database import error_text
 from leveldb_store.format import schema
 from leveldb_store.format.events import KINDS, TEXT_BYTES_MAX, Event, decode_event, event_key
 from leveldb_store.snapshots import snapshot
@@ -78,7 +78,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"mqttd: {error} (mqttd store verify says more)", file=sys.stderr)
         return _CANNOT_READ
     except (plyvel.Error, schema.SchemaError) as error:
-        print(f"mqttd: {directory}: cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+        print(
+            f"mqttd: {directory}: cannot be read: {error_text(error)} (mqttd store verify says more)", file=sys.stderr
+        )
         return _CANNOT_READ
     return 0
 

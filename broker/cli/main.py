@@ -29,12 +29,12 @@ from broker.logs import Log
 from leveldb_store.format.schema import VERSION
 from shards import listening
 from shards.clock import HostClock
-from shards.console import Console, Written
+from shards.console import BrokerFile, Console
 from shards.cores import usable_cores
 from shards.data_dir import DataDir, DataDirError
+from shards.death_report import DeathReport
 from shards.descriptors import left_for_connections, raise_descriptor_limit
 from shards.listening import CannotListen, ListenOn
-from shards.obituary import Obituary
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
 from shards.supervisor import (
@@ -114,7 +114,7 @@ class _CannotStart(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mqttd",
-        description="An MQTT 3.1.1 and 5.0 broker of N shared-nothing workers.",
+        description="An MQTT 3.1, 3.1.1 and 5.0 broker of N shared-nothing workers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,  # flags that are not given must not override the environment
@@ -184,14 +184,14 @@ def _warn_if_exposed(settings: Settings, log: Log) -> None:
 def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     asked = _load(file, flags)
     settings = _resolved(asked)
-    run, row_bytes, heartbeat, bury = _worker()
+    run, row_bytes, heartbeat, settle_row = _worker()
     log = Log.of(settings)
     if not asked.workers and (cores := usable_cores()) > WORKERS_MAX:
         why = f"there can be {WORKERS_MAX}: a set of workers is a word of 64 bits"
         log.warning("workers_capped", cores=cores, workers=settings.workers, reason=why)
     descriptors = raise_descriptor_limit()
     try:
-        # a second broker on the same directory is told that the port is in use: its data_dir is, too
+        # before the data directory is locked: a second broker with the same settings should report its port
         listening.probe_all(_listen_on(settings))
     except CannotListen as error:
         raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
@@ -217,7 +217,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             pin_cpus=settings.pin_cpus,
             row_bytes=row_bytes,
             heartbeat=heartbeat,
-            bury=bury,
+            settle_row=settle_row,
             control=_control() if admin else None,
             admin=admin,
             console=console,
@@ -232,7 +232,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
     directories = [runtime_dir.path] + ([] if data_dir is None else [data_dir.path])
-    written = [_written(directory, settings, console, log) for directory in directories]
+    written = [_broker_file(directory, settings, console, log) for directory in directories]
     status = supervisor.serve()
     for each in written:
         if each is not None:
@@ -316,8 +316,8 @@ def _control() -> Callable[[ControlChannel], int]:
     return run
 
 
-def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
-    """Return (a worker's `run`, the size of its counter row, the index of its heartbeat in it, `bury` for a dead row).
+def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, DeathReport]:
+    """Return (a worker's `run`, the size of its counter row, the index of its heartbeat in it, a DeathReport).
 
     Imported before the fork, so that the workers share the memory of the code.
     """
@@ -331,16 +331,16 @@ def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
         else:
             reason = f"{error}"
         raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
-    obituary = Obituary(counters.in_hand, counters.bury)
-    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), obituary
+    death_report = DeathReport(counters.in_hand, counters.settle_row)
+    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), death_report
 
 
-def _written(directory: str, settings: Settings, console: Console, log: Log) -> Written | None:
+def _broker_file(directory: str, settings: Settings, console: Console, log: Log) -> BrokerFile | None:
     """Write broker.json. Return None if the disk has no room for it: the broker serves all the same, because reading
     the stored messages makes room.
     """
     try:
-        return Written(directory, console.path, settings.workers)
+        return BrokerFile(directory, console.path, settings.workers)
     except OSError as error:
         log.warning("broker_json_failed", directory=directory, reason=error.strerror or str(error))
         return None

@@ -23,15 +23,15 @@ import plyvel
 import broker
 from broker.config.loading import ENVIRONMENT_CONFIG, load
 from broker.config.settings import ConfigError
-from leveldb_store.engine.database import told
+from leveldb_store.engine.database import error_text
 from leveldb_store.format import schema
 from leveldb_store.snapshots.clone import CloneError, remove
 from leveldb_store.snapshots.restoring import restore
 from leveldb_store.snapshots.snapshot import NAME as SNAPSHOT_NAME
 from leveldb_store.snapshots.snapshot import Manifest, SnapshotError, Taking, read_manifest
 from shards import clock, data_dir
-from shards.console import Written
-from shards.data_dir import DataDirError, Settled
+from shards.console import BrokerFile
+from shards.data_dir import DataDirError, StoreLayout
 
 __all__ = ["restore_main", "snapshot_main"]
 
@@ -128,7 +128,7 @@ def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
         print(f"mqttd: {error}", file=sys.stderr)
         status[0] = _CANNOT_USE_DATA
     except (plyvel.Error, schema.SchemaError) as error:
-        print(f"mqttd: a store cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+        print(f"mqttd: a store cannot be read: {error_text(error)} (mqttd store verify says more)", file=sys.stderr)
         status[0] = _CANNOT_USE_DATA
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -140,7 +140,7 @@ def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
 
 
 def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
-    now = _settled(directory)
+    now = _layout(directory)
     made = _make_out(directory, out)
     progress = _Progress(f"mqttd: snapshot {out}", interruption)
     try:
@@ -156,12 +156,12 @@ def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
         raise
     progress.end()
     _say_copied(taking, out)
-    print(f"{_told_of(manifest, out)}; cloned in {taking.seconds:.3f} s, all in {progress.seconds():.3f} s")
+    print(f"{_summary_of(manifest, out)}; cloned in {taking.seconds:.3f} s, all in {progress.seconds():.3f} s")
 
 
-def _settled(directory: str) -> Settled:
+def _layout(directory: str) -> StoreLayout:
     try:
-        return data_dir.settled(directory)
+        return data_dir.read_layout(directory)
     except FileNotFoundError:
         raise _Refused(f"{directory}: is not a data directory of mqttd (it has no store.json)") from None
 
@@ -199,7 +199,7 @@ def _check_outside(path: Path) -> None:
             raise _Refused(f"{path}: lies in the snapshot {each}", _BAD_USAGE)
 
 
-def _wanted(directory: str, now: Settled, out: Path) -> int:
+def _wanted(directory: str, now: StoreLayout, out: Path) -> int:
     # logs are copied twice and become tables once; tables are linked on the same file system
     is_other = os.stat(directory).st_dev != os.stat(out).st_dev
     size = 0
@@ -211,7 +211,7 @@ def _wanted(directory: str, now: Settled, out: Path) -> int:
     return size
 
 
-def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tuple[Taking, Settled]:
+def _cloned(directory: str, now: StoreLayout, out: Path, progress: _Progress) -> tuple[Taking, StoreLayout]:
     # a start with another number of workers makes new stores and removes the old ones: then it is done once more
     for _ in range(_ATTEMPTS):
         taking = Taking([Path(now.path(directory, worker)) for worker in range(now.workers)], out, progress)
@@ -219,16 +219,16 @@ def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tup
         try:
             taking.clone()
         except (CloneError, OSError):
-            if _settled(directory) == now:
+            if _layout(directory) == now:
                 raise
         else:
-            if _settled(directory) == now:
+            if _layout(directory) == now:
                 return taking, now
         finally:
             if held is not None:
                 os.close(held)
         _empty(out)
-        now = _settled(directory)
+        now = _layout(directory)
     raise _Refused(f"{directory}: the number of workers is being changed: try again")
 
 
@@ -238,7 +238,7 @@ def _held(directory: str) -> int | None:
         return data_dir.lock(directory, 0.0)
     except DataDirError:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            print(f"mqttd: the broker (process {Written.read(directory)['pid']}) keeps running", file=sys.stderr)
+            print(f"mqttd: the broker (process {BrokerFile.read(directory)['pid']}) keeps running", file=sys.stderr)
         return None
     except PermissionError:  # the directory of another user; it can be read
         return None
@@ -258,7 +258,7 @@ def _say_copied(taking: Taking, out: Path) -> None:
         print(f"mqttd: {out} is on another file system: {size} bytes of tables were copied", file=sys.stderr)
 
 
-def _told_of(manifest: Manifest, where: Path | str) -> str:
+def _summary_of(manifest: Manifest, where: Path | str) -> str:
     size = sum(file.bytes for store in manifest.stores for file in store.files.values())
     return (
         f"{where}: {manifest.workers} workers, {manifest.total(schema.SESSION)} sessions, "
@@ -286,7 +286,7 @@ def _restore(snapshot: Path, directory: str, interruption: _Interruption) -> Non
     except DataDirError as error:
         raise _Refused(str(error), _BAD_USAGE) from None
     progress.end()
-    print(f"{_told_of(manifest, directory)}; restored in {progress.seconds():.3f} s")
+    print(f"{_summary_of(manifest, directory)}; restored in {progress.seconds():.3f} s")
 
 
 def _check_room(directory: str | Path, size: int) -> None:

@@ -33,7 +33,7 @@ from broker.cli.console_client import ConsoleClient, NoBroker, configured_direct
 from broker.config.settings import ConfigError
 from broker.persistence.record_checks import CHECKS
 from broker.persistence.set_aside import UNREADABLE
-from leveldb_store.engine.database import told
+from leveldb_store.engine.database import error_text
 from leveldb_store.engine.disk_reserve import RESERVE_NAMES
 from leveldb_store.engine.wal import whole_bytes
 from leveldb_store.format import schema
@@ -157,13 +157,13 @@ def stores_of(directory: str, stack: ExitStack) -> list[Place]:
         manifest = snapshot.read_manifest(Path(directory))
         return [Place(manifest.path(Path(directory).absolute(), each.worker), each) for each in manifest.stores]
     try:
-        settled = data_dir.settled(directory)
+        layout = data_dir.read_layout(directory)
         stack.callback(os.close, data_dir.lock(directory))
     except FileNotFoundError:
         raise Unusable(f"{directory}: is not a data directory of mqttd (it has no store.json)") from None
     except OSError as error:
         raise Unusable(f"{directory}: {error.strerror or error}") from None
-    return [Place(Path(settled.path(directory, worker))) for worker in range(settled.workers)]
+    return [Place(Path(layout.path(directory, worker))) for worker in range(layout.workers)]
 
 
 # ---------------------------------------------------------------- stats
@@ -195,7 +195,7 @@ def _stats(stores: list[Place], as_json: bool) -> int:
                         first, last = first or schema.key_position(key), schema.key_position(key) + count - 1
                         messages += count
         except (plyvel.Error, schema.SchemaError, ValueError, OSError) as error:
-            print(f"mqttd: {path}: cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+            print(f"mqttd: {path}: cannot be read: {error_text(error)} (mqttd store verify says more)", file=sys.stderr)
             return _PROBLEMS
         size = sum(file.stat().st_size for file in path.iterdir() if file.name not in RESERVE_NAMES)
         found.append({
@@ -247,7 +247,7 @@ def _discard(stores: list[Place]) -> int:
             with _opened(store.path) as db:
                 count = _discard_set_aside(db)
         except plyvel.Error as error:
-            print(f"mqttd: {store.path}: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+            print(f"mqttd: {store.path}: {error_text(error)} (mqttd store verify says more)", file=sys.stderr)
             return _PROBLEMS
         print(f"{store.path}: {count} records set aside are deleted")
     return 0
@@ -346,7 +346,7 @@ class _Store:
         try:
             db = plyvel.DB(str(path), create_if_missing=False)
         except plyvel.Error as error:
-            self.say(f"cannot be opened: {told(error)}")
+            self.say(f"cannot be opened: {error_text(error)}")
             return
         with db:
             self._version(db)
@@ -381,7 +381,7 @@ class _Store:
             value = db.get(schema.SCHEMA, verify_checksums=True)
             version = None if value is None else schema.decode_u32(value)
         except (plyvel.Error, schema.SchemaError) as error:
-            self.say(f"does not say its schema: {told(error)}")
+            self.say(f"does not say its schema: {error_text(error)}")
             return
         if version is None:
             self.say("does not say its schema")
@@ -412,7 +412,7 @@ class _Store:
                     except UNREADABLE as error:
                         self.say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
         except plyvel.Error as error:
-            self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
+            self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {error_text(error)}")
 
     def _queued(self, db: plyvel.DB) -> None:
         # messages that wait for several sessions exist
@@ -430,7 +430,7 @@ class _Store:
                         self.records += 1
                         self.say(f"record {key!r}: of no family")
             except plyvel.Error as error:
-                self.say(f"cannot be read behind {first!r}: {told(error)}")
+                self.say(f"cannot be read behind {first!r}: {error_text(error)}")
 
     def _reachable(self, db: plyvel.DB) -> None:
         # prints one line for each kind

@@ -1,6 +1,6 @@
 """Authentication of clients: anonymous, by user name and password, or by an AUTH exchange (MQTT 5, 4.12).
 
-    password    found right lately: decided at once. Else the hash is computed in a thread (`broker.auth.pool`) while
+    password    verified recently: decided at once. Else the hash is computed in a thread (`broker.auth.pool`) while
                 the connection stays DECIDING: packets after its CONNECT wait. Connections that wait for the same name
                 and password share one hash
     method      CONNECT -> AUTH 0x18 -> ... -> CONNACK. Between two messages the connection is OPENING again, with
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pyx.delivery.connection import Connection
     from pyx.protocol.packets import Auth, Connect
 
-__all__ = ["Authenticating", "Entrant"]
+__all__ = ["Authenticating", "ConnectAttempt"]
 
 _OPENING = 0
 _OPEN = 2
 
 
-class Entrant:
+class ConnectAttempt:
     """A connection whose CONNECT is valid, and whose client is not authenticated yet."""
 
     __slots__ = ("assigned", "check", "client_id", "conn", "number", "packet")
@@ -58,42 +58,42 @@ class Entrant:
 class _Check:
     """A password being hashed, and the connections that wait for it."""
 
-    __slots__ = ("backend", "cancel", "digest", "entrants", "password", "username")
+    __slots__ = ("attempts", "backend", "cancel", "digest", "password", "username")
 
     def __init__(self, digest: bytes, username: str, password: bytes, backend: Chain) -> None:
         self.digest = digest
         self.username = username
         self.password = password
         self.backend = backend
-        self.entrants: dict[Connection, Entrant] = {}
+        self.attempts: dict[Connection, ConnectAttempt] = {}
         self.cancel: Callable[[], None] = lambda: None
 
 
 class _Exchange:
     """State of a connection that uses an Authentication Method."""
 
-    __slots__ = ("backend", "entrant", "method", "name", "username")
+    __slots__ = ("attempt", "backend", "method", "name", "username")
 
-    def __init__(self, name: str, entrant: Entrant) -> None:
+    def __init__(self, name: str, attempt: ConnectAttempt) -> None:
         self.name = name
         self.method: Method | None = None
         """The authentication in progress."""
         self.backend: Chain | None = None
         """The back-ends in which `method` looks up users."""
-        self.entrant: Entrant | None = entrant
+        self.attempt: ConnectAttempt | None = attempt
         """Set until the CONNACK."""
         self.username = ""
         """The authenticated user, once known."""
 
 
-class Entrance(Protocol):
+class ConnectionOpener(Protocol):
     """The interface that takes authenticated clients (`broker.clients.connecting`)."""
 
-    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
+    def open(self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]) -> None:
         """Open the connection. `authentication`: properties of the CONNACK."""
 
 
-class Exit(Protocol):
+class ConnectionCloser(Protocol):
     """The interface that ends connections (`broker.clients.closing`)."""
 
     def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
@@ -118,13 +118,13 @@ class Authenticating:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._row = context.counters
-        self.entrance: Entrance
-        self.exit: Exit
+        self.opener: ConnectionOpener
+        self.closer: ConnectionCloser
         """Both are set once, by the code that passes CONNECTs here."""
         self._cache = Cache()
         self._numbers = itertools.count(1)
-        self._undecided: dict[Connection, Entrant] = {}
-        self._by_client: dict[str, list[Entrant]] = {}
+        self._undecided: dict[Connection, ConnectAttempt] = {}
+        self._by_client: dict[str, list[ConnectAttempt]] = {}
         self._checks: dict[bytes, _Check] = {}
         self._waiting = 0
         self._exchanges: dict[Connection, _Exchange] = {}
@@ -145,98 +145,98 @@ class Authenticating:
         """Remove a connection that ends. A hash that no connection waits for any more is not computed."""
         if self._exchanges:
             self._exchanges.pop(conn, None)
-        entrant = self._undecided.get(conn) if self._undecided else None
-        if entrant is not None:
-            check = entrant.check
-            self._decided(entrant)
-            if check is not None and not check.entrants and self._checks.pop(check.digest, None) is not None:
+        attempt = self._undecided.get(conn) if self._undecided else None
+        if attempt is not None:
+            check = attempt.check
+            self._decided(attempt)
+            if check is not None and not check.attempts and self._checks.pop(check.digest, None) is not None:
                 check.cancel()
 
     # ------------------------------------------------------------ CONNECT
 
-    def begin(self, entrant: Entrant) -> None:
+    def begin(self, attempt: ConnectAttempt) -> None:
         """Decide about a CONNECT, now or later."""
-        packet, backend = entrant.packet, self._context.settings.credentials
-        entrant.number = next(self._numbers)
+        packet, backend = attempt.packet, self._context.settings.credentials
+        attempt.number = next(self._numbers)
         if "authentication_method" in packet.properties:
-            self._begin_exchange(entrant, backend)
+            self._begin_exchange(attempt, backend)
         elif packet.username is None or backend is None:
             if self._anonymous_allowed:
-                self._accept(entrant, packet.username)
+                self._accept(attempt, packet.username)
             else:
-                self._reject(entrant, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
+                self._reject(attempt, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
         elif packet.password is None:
-            self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "no password")
+            self._reject(attempt, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "no password")
         else:
-            self._check_password(entrant, packet.username, packet.password, backend)
+            self._check_password(attempt, packet.username, packet.password, backend)
 
     def waits(self, conn: Connection) -> bool:
         """Whether the next step of the authentication is ours, not the client's."""
-        entrant = self._undecided.get(conn)
-        return entrant is not None and entrant.check is not None
+        attempt = self._undecided.get(conn)
+        return attempt is not None and attempt.check is not None
 
     def _accept(
-        self, entrant: Entrant, username: str | None, method: _Exchange | None = None, data: bytes = b""
+        self, attempt: ConnectAttempt, username: str | None, method: _Exchange | None = None, data: bytes = b""
     ) -> None:
         if self._by_client:
-            for other in list(self._by_client.get(entrant.client_id, ())):
-                if other.number < entrant.number:  # it has no CONNACK yet, so nothing is sent to it [MQTT-3.2.0-1]
-                    self.exit.give_up(other.conn, "a newer connection of this client id was faster")
+            for other in list(self._by_client.get(attempt.client_id, ())):
+                if other.number < attempt.number:  # it has no CONNACK yet, so nothing is sent to it [MQTT-3.2.0-1]
+                    self.closer.give_up(other.conn, "a newer connection of this client id was faster")
         properties = {}
         if method is not None:
             properties = {"authentication_method": method.name, "authentication_data": data}
-        entrant.conn.authenticating = False
-        self.entrance.open(entrant, username, properties)
+        attempt.conn.authenticating = False
+        self.opener.open(attempt, username, properties)
 
-    def _reject(self, entrant: Entrant, reason: int, why: str, **fields: str) -> None:
+    def _reject(self, attempt: ConnectAttempt, reason: int, why: str, **fields: str) -> None:
         self._row.add(count.AUTHENTICATIONS_FAILED)
-        named = {"client": entrant.client_id, "username": entrant.packet.username, **fields}
-        self.exit.refuse(entrant.conn, reason, why, **named)
+        named = {"client": attempt.client_id, "username": attempt.packet.username, **fields}
+        self.closer.refuse(attempt.conn, reason, why, **named)
 
-    def _undecide(self, entrant: Entrant, check: _Check | None = None) -> None:
-        self._undecided[entrant.conn] = entrant
-        self._by_client.setdefault(entrant.client_id, []).append(entrant)
+    def _undecide(self, attempt: ConnectAttempt, check: _Check | None = None) -> None:
+        self._undecided[attempt.conn] = attempt
+        self._by_client.setdefault(attempt.client_id, []).append(attempt)
         if check is not None:
-            entrant.check = check
-            check.entrants[entrant.conn] = entrant
+            attempt.check = check
+            check.attempts[attempt.conn] = attempt
             self._waiting += 1
 
-    def _decided(self, entrant: Entrant) -> None:
-        del self._undecided[entrant.conn]
-        same = self._by_client[entrant.client_id]
-        same.remove(entrant)
+    def _decided(self, attempt: ConnectAttempt) -> None:
+        del self._undecided[attempt.conn]
+        same = self._by_client[attempt.client_id]
+        same.remove(attempt)
         if not same:
-            del self._by_client[entrant.client_id]
-        if entrant.check is not None:
-            del entrant.check.entrants[entrant.conn]
-            entrant.check = None
+            del self._by_client[attempt.client_id]
+        if attempt.check is not None:
+            del attempt.check.attempts[attempt.conn]
+            attempt.check = None
             self._waiting -= 1
 
     # ------------------------------------------------------------ passwords
 
-    def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Chain) -> None:
+    def _check_password(self, attempt: ConnectAttempt, username: str, password: bytes, backend: Chain) -> None:
         limits = self._context.limits
         digest = self._cache.digest(username, password)
         if self._cache.has(digest, time.monotonic(), limits.auth_cache_seconds_max):
             self._row.add(count.CREDENTIALS_CACHED)
-            self._accept(entrant, username)
+            self._accept(attempt, username)
             return
         if self._waiting >= limits.auth_pending_max:
             self._row.add(count.AUTHENTICATIONS_REFUSED)
-            self.exit.refuse(
-                entrant.conn,
+            self.closer.refuse(
+                attempt.conn,
                 ReasonCode.QUOTA_EXCEEDED,
                 "too many passwords wait to be checked",
-                client=entrant.client_id,
+                client=attempt.client_id,
                 username=username,
             )
             return
         check = self._checks.get(digest)
         if check is not None:
-            self._undecide(entrant, check)
+            self._undecide(attempt, check)
             return
         check = self._checks[digest] = _Check(digest, username, password, backend)
-        self._undecide(entrant, check)
+        self._undecide(attempt, check)
         self._start(check)
 
     def _start(self, check: _Check) -> None:
@@ -248,8 +248,8 @@ class Authenticating:
         try:
             self._checked(check, result)
         except Exception as error:  # noqa: BLE001  the one door
-            for entrant in list(check.entrants.values()):
-                self._context.router.state.fail(entrant.conn, error)
+            for attempt in list(check.attempts.values()):
+                self._context.router.state.fail(attempt.conn, error)
 
     def _checked(self, check: _Check, result: bool | Exception) -> None:
         backend = self._context.settings.credentials
@@ -264,38 +264,38 @@ class Authenticating:
         elif result is not False:
             self._row.add(count.INTERNAL_ERRORS)
             self._context.log.error("password_check_failed", username=check.username, reason=repr(result))
-        for entrant in list(check.entrants.values()):
-            if entrant.conn not in check.entrants:
+        for attempt in list(check.attempts.values()):
+            if attempt.conn not in check.attempts:
                 continue  # a newer connection of its client id has just been accepted
-            self._context.guard(entrant.conn, self._settle, entrant, check.username, result)
+            self._context.guard(attempt.conn, self._settle, attempt, check.username, result)
 
-    def _settle(self, entrant: Entrant, username: str, result: bool | Exception) -> None:
+    def _settle(self, attempt: ConnectAttempt, username: str, result: bool | Exception) -> None:
         """Accept or reject after its password was checked."""
-        self._decided(entrant)
+        self._decided(attempt)
         if result is True:
-            self._accept(entrant, username)
-            self._context.dispatch.resume(entrant.conn)
+            self._accept(attempt, username)
+            self._context.dispatch.resume(attempt.conn)
         elif result is False:
-            self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
+            self._reject(attempt, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         else:
-            self.exit.unavailable(entrant.conn, "its password could not be checked")
+            self.closer.unavailable(attempt.conn, "its password could not be checked")
 
     # ------------------------------------------------------------ AUTH
 
-    def _begin_exchange(self, entrant: Entrant, backend: Chain | None) -> None:
-        properties = entrant.packet.properties
+    def _begin_exchange(self, attempt: ConnectAttempt, backend: Chain | None) -> None:
+        properties = attempt.packet.properties
         name = properties["authentication_method"]
         if backend is None or name not in METHODS:
-            self._reject(entrant, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
+            self._reject(attempt, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
             return
-        self._undecide(entrant)
-        exchange = self._exchanges[entrant.conn] = _Exchange(name, entrant)
-        self._first_step(entrant.conn, exchange, backend, properties.get("authentication_data"))
+        self._undecide(attempt)
+        exchange = self._exchanges[attempt.conn] = _Exchange(name, attempt)
+        self._first_step(attempt.conn, exchange, backend, properties.get("authentication_data"))
 
     def auth(self, conn: Connection, packet: Auth) -> None:
         """Handle AUTH of a client, before its CONNACK or after."""
         exchange = self._exchanges.get(conn)
-        error = self.exit.protocol_error_reason
+        error = self.closer.protocol_error_reason
         if exchange is None:  # [MQTT-4.12.0-7]
             error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
         elif packet.properties["authentication_method"] != exchange.name:  # [MQTT-4.12.0-5, MQTT-4.12.1-1]
@@ -326,7 +326,7 @@ class Authenticating:
             if len(data) > self._context.limits.auth_data_bytes_max:
                 raise MethodError("more than auth_data_bytes_max of Authentication Data")
             answer = method.step(data)
-            if exchange.entrant is None and method.username != exchange.username:
+            if exchange.attempt is None and method.username != exchange.username:
                 raise MethodError("re-authentication as another user")
             if method.done and self._context.settings.credentials is not exchange.backend:
                 raise MethodError("the users were read again meanwhile")
@@ -337,14 +337,14 @@ class Authenticating:
             self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, answer)
             return
         exchange.method = exchange.backend = None
-        if exchange.entrant is None:
+        if exchange.attempt is None:
             self._row.add(count.AUTHENTICATIONS_REPEATED)
             self._say(conn, exchange, ReasonCode.SUCCESS, answer)
             return
-        entrant, exchange.entrant = exchange.entrant, None
+        attempt, exchange.attempt = exchange.attempt, None
         exchange.username = method.username
-        self._decided(entrant)
-        self._accept(entrant, method.username, exchange, answer)
+        self._decided(attempt)
+        self._accept(attempt, method.username, exchange, answer)
 
     def _say(self, conn: Connection, exchange: _Exchange, reason: int, data: bytes | None) -> None:
         properties: dict[str, str | bytes] = {"authentication_method": exchange.name}
@@ -355,19 +355,19 @@ class Authenticating:
             self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
             return
         self._context.router.state.write(conn, packet)
-        if exchange.entrant is not None:
+        if exchange.attempt is not None:
             conn.authenticating = True
             conn.state = _OPENING
 
     def _fail(self, conn: Connection, exchange: _Exchange, why: str) -> None:
         name = exchange.method.username if exchange.method is not None else exchange.username
-        if exchange.entrant is not None:
+        if exchange.attempt is not None:
             reason = ReasonCode.NOT_AUTHORIZED
-            self._reject(exchange.entrant, reason, "authentication failed", username=name, detail=why)
+            self._reject(exchange.attempt, reason, "authentication failed", username=name, detail=why)
             return
         self._row.add(count.AUTHENTICATIONS_FAILED)
         listener = self._context.listener_of(conn)
         self._context.log.info(
             "reauthentication_failed", address=conn.address, listener=listener, username=name, reason=why
         )
-        self.exit.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")
+        self.closer.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")

@@ -17,9 +17,9 @@ from pyx.protocol.codec import encode_connack, encode_disconnect
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from broker.clients.attachments import Attachments
     from broker.clients.authenticating import Authenticating
     from broker.clients.endings import Endings
-    from broker.clients.occupants import Occupants
     from broker.clients.unanswered import Unanswered
     from broker.clients.wills import Wills
     from broker.context.context import Context
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "Closing"]
 
 AT_ONCE = 0x100
-"""Flag of a close reason: the client has disconnected (or cannot hear us): close without waiting for its FIN."""
+"""Flag of a close reason: the client has disconnected (or cannot be reached): close without waiting for its FIN."""
 
 _OPEN = 2
 
@@ -52,7 +52,7 @@ class Closing:
         wills: Wills,
         replaying: Replaying,
         endings: Endings,
-        occupants: Occupants,
+        attachments: Attachments,
         unanswered: Unanswered,
     ) -> None:
         self._context = context
@@ -67,7 +67,7 @@ class Closing:
         self._wills = wills
         self._replaying = replaying
         self._endings = endings
-        self._occupants = occupants
+        self._attachments = attachments
         self._unanswered = unanswered
 
     # ------------------------------------------------------------ before it is open
@@ -77,8 +77,8 @@ class Closing:
     ) -> None:
         """Send CONNACK with this reason (v3: its return code), and close. `fields` are added to the log line."""
         self._authenticating.forget(conn)
-        client = fields.get("client") or self._occupants.awaited(conn)
-        self._occupants.withdraw(conn)
+        client = fields.get("client") or self._attachments.awaited(conn)
+        self._attachments.withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         version = conn.version or 4
         properties = {"reason_string": why}
@@ -104,7 +104,7 @@ class Closing:
         self._row.add(count.CONNECT_TIMEOUTS)
         if self._authenticating.waits(conn):
             self.unavailable(conn, "its password was not checked in time")
-        elif self._occupants.awaited(conn) is not None:
+        elif self._attachments.awaited(conn) is not None:
             self.unavailable(conn, "its session was not stored in time")
         else:
             self.give_up(conn, "no AUTH in time" if conn.authenticating else "no CONNECT in time")
@@ -112,8 +112,8 @@ class Closing:
     def give_up(self, conn: Connection, why: str) -> None:
         """Close a connection that is not open, without sending anything."""
         self._authenticating.forget(conn)
-        client = self._occupants.awaited(conn)
-        self._occupants.withdraw(conn)
+        client = self._attachments.awaited(conn)
+        self._attachments.withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         self._log_refused(conn, why)
         self._recording.refused(conn, 0, why, client)
@@ -121,11 +121,11 @@ class Closing:
 
     def awaiting(self) -> list[Connection]:
         """Return the connections whose CONNACK waits for the disk."""
-        return self._occupants.awaiting()
+        return self._attachments.awaiting()
 
     def refuse_unstored(self, conn: Connection) -> None:
         """Refuse a connection that waits for a disk that has failed for store_error_seconds_max."""
-        client = self._occupants.awaited(conn)
+        client = self._attachments.awaited(conn)
         if client is not None:
             why = "nothing can be stored at present"
             self._context.guard(conn, partial(self.unavailable, conn, why, client=client))
@@ -205,12 +205,12 @@ class Closing:
         self._authenticating.forget(conn)
         session: Session | None = conn.session
         if session is None:
-            self._occupants.withdraw(conn)
+            self._attachments.withdraw(conn)
             return
         conn.session = None
         self._row.add(count.CONNECTIONS_CLOSED)
         steps = Steps()
-        steps.do(self._occupants.closed)
+        steps.do(self._attachments.closed)
         if session.is_watching:
             steps.do(self._unanswered.forget, session)
         if reason and conn.version == 5:
@@ -220,7 +220,7 @@ class Closing:
         if session.details.expiry_interval == 0:
             if self._state_records.keeps:
                 steps.do(self._record_end, session)
-            steps.do(self._endings.bury, session, self._detach)
+            steps.do(self._endings.delete_state, session, self._detach)
             steps.do(self._sessions.remove, session)
         else:
             steps.do(self._detach, session)
@@ -239,8 +239,8 @@ class Closing:
             self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
 
     def fail(self, conn: Connection) -> None:
-        """Close after an error of ours while handling something of this connection: 0x83 to v5. Half-done work is
-        undone (`Occupants.withdraw`), or ends as with any other connection.
+        """Close after an internal error while handling something of this connection: 0x83 to v5. Half-done work is
+        undone (`Attachments.withdraw`), or ends as with any other connection.
         """
         reason, why = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"
         if conn.state >= _OPEN:

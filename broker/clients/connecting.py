@@ -4,7 +4,7 @@ The steps of a CONNECT: the accepting worker decodes it; if the client id's home
 with all that was read, and the sibling starts afresh. At home: credentials (`broker.clients.authenticating`, which may
 take a while); an older connection of the same client id is closed (take-over: one session and never two); the session
 is resumed or created; CONNACK; then the messages that the session has queued. While a CONNACK waits for the store, the
-connection is held by `broker.clients.occupants`.
+connection is held by `broker.clients.attachments`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.clients.admission import offers, refusal
-from broker.clients.authenticating import Entrant
+from broker.clients.authenticating import ConnectAttempt
 from broker.clients.takeovers import Takeovers
 from broker.context.sessions import own_bytes
 from pyx.core import counters as count
@@ -25,12 +25,12 @@ from shards.placement import home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker.clients.attachments import Attachments, PendingConnack
     from broker.clients.authenticating import Authenticating
     from broker.clients.authorising import Authorising
     from broker.clients.capacity import Capacity
     from broker.clients.closing import Closing
     from broker.clients.endings import Endings
-    from broker.clients.occupants import Occupants, PendingConnack
     from broker.clients.retaining import Retaining
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
@@ -62,7 +62,7 @@ class Connecting:
         authorising: Authorising,
         capacity: Capacity,
         endings: Endings,
-        occupants: Occupants,
+        attachments: Attachments,
         closing: Closing,
         retaining: Retaining,
         replaying: Replaying,
@@ -80,7 +80,7 @@ class Connecting:
         self._authorising = authorising
         self._capacity = capacity
         self._endings = endings
-        self._occupants = occupants
+        self._attachments = attachments
         self._closing = closing
         self._retaining = retaining
         self._replaying = replaying
@@ -112,43 +112,41 @@ class Connecting:
             if worker != context.index:
                 self.hand_over(conn, worker, raw)
                 return
-        self._authenticating.begin(Entrant(conn, packet, client_id, assigned))
+        self._authenticating.begin(ConnectAttempt(conn, packet, client_id, assigned))
 
     def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
         self._closing.unavailable(conn, "its worker cannot be reached")
 
-    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int = 0) -> None:
+    def open(
+        self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any], tries: int = 0
+    ) -> None:
         """Give an authenticated client its session. `authentication`: properties of the CONNACK; `tries`: the number of
         times that it has waited for another session to end.
         """
-        conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
+        conn, packet, client_id = attempt.conn, attempt.packet, attempt.client_id
         if client_id in self._endings.clients:
-            self._wait_for_end(entrant, username, authentication, tries)
+            self._wait_for_end(attempt, username, authentication, tries)
             return
         limits = self._context.limits
-        asked = keep_alive = packet.keep_alive
-        if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
-            # v5 is told; v3 cannot be told, and may be closed all the same when it is silent (3.1.1, 3.1.2.10)
-            keep_alive = limits.keep_alive_seconds_max
-            self._row.add(count.KEEP_ALIVES_SHORTENED)
+        keep_alive = self._keep_alive(packet.keep_alive)
         expiry = self._expiry(packet) if packet.version == 5 or not packet.clean_start else 0
-        granted = self._granted(entrant, expiry, keep_alive, authentication) if packet.version == 5 else None
-        if "maximum_packet_size" in packet.properties and not self._fits(entrant, granted):
+        granted = self._granted(attempt, expiry, keep_alive, authentication) if packet.version == 5 else None
+        if "maximum_packet_size" in packet.properties and not self._fits(attempt, granted):
             return
         session = self._sessions.get(client_id)
-        if self._authorising.has_rules and not self._is_authorised(entrant, username, session):
+        if self._authorising.has_rules and not self._is_authorised(attempt, username, session):
             return
         size = own_bytes(client_id, username, packet.will)
         if size > limits.session_bytes_max:
             self._row.add(count.SESSIONS_TOO_LARGE)
-            self._refuse_quota(entrant, "session_bytes_max")
+            self._refuse_quota(attempt, "session_bytes_max")
             return
         if self._back_pressure.is_memory_full and (session is None or packet.clean_start):
             self._row.add(count.MEMORY_REFUSED)
-            self._refuse_quota(entrant, "worker_memory_bytes_max")
+            self._refuse_quota(attempt, "worker_memory_bytes_max")
             return
-        occupant = None if session is None else self._occupants.of(session)
-        if occupant is not None and not self._may_take_over(entrant, occupant):
+        older = None if session is None else self._attachments.of(session)
+        if older is not None and not self._may_take_over(attempt, older):
             return
         records = self._state_records
         has_will = packet.will is not None
@@ -157,9 +155,9 @@ class Connecting:
         if waits and self._is_refused(changes, packet.clean_start, frees=expiry == 0 and not has_will):
             self._closing.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
-        if not self._capacity.for_connection(occupant is not None):
+        if not self._capacity.for_connection(older is not None):
             self.too_many_connections()
-            self._refuse_quota(entrant, "too many connections")
+            self._refuse_quota(attempt, "too many connections")
             return
         if session is not None:
             self._sessions.reserve(0)  # keeps its place, should it end and begin anew
@@ -168,65 +166,76 @@ class Connecting:
             if self._capacity.waiting:
                 self._make_way(client_id)
             if not self._capacity.for_session():
-                self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
+                self._wait_for_room(attempt, tries, partial(self.open, attempt, username, authentication, tries + 1))
                 return
         if session is not None and packet.clean_start:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
             session = None
         if session is None and client_id in self._endings.clients:
-            self._wait_for_end(entrant, username, authentication, tries)
+            self._wait_for_end(attempt, username, authentication, tries)
             self._sessions.release()
-            self._occupants.count()
+            self._attachments.count()
             return
-        pending = self._occupants.enter(entrant, session, granted, keep_alive)
+        pending = self._attachments.enter(attempt, session, granted, keep_alive)
         session = pending.session
-        self._equip(session, entrant, expiry, username, size)
+        self._equip(session, attempt, expiry, username, size)
         if waits:
             conn.state = _DECIDING
             self._router.journal.when_durable(partial(self._stored, conn), conn)
         else:
             self._admit(pending)
 
-    def _fits(self, entrant: Entrant, granted: dict[str, Any] | None) -> bool:
+    def _keep_alive(self, wanted: int) -> int:
+        longest = self._context.limits.keep_alive_seconds_max
+        if not longest or 0 < wanted <= longest:
+            return wanted
+        # v5 is told; v3 cannot be told, and may be closed all the same when it is silent (3.1.1, 3.1.2.10)
+        self._row.add(count.KEEP_ALIVES_SHORTENED)
+        return longest
+
+    def _fits(self, attempt: ConnectAttempt, granted: dict[str, Any] | None) -> bool:
         # [MQTT-3.1.2-24]: refuse a client for which the CONNACK that it needs would be too large
-        if len(encode_connack(5, False, 0, granted)) <= entrant.conn.packet_bytes_max:
+        if len(encode_connack(5, False, 0, granted)) <= attempt.conn.packet_bytes_max:
             return True
         why = "Maximum Packet Size is too small for CONNACK"
-        self._closing.refuse(entrant.conn, ReasonCode.PACKET_TOO_LARGE, why, client=entrant.client_id)
+        self._closing.refuse(attempt.conn, ReasonCode.PACKET_TOO_LARGE, why, client=attempt.client_id)
         return False
 
-    def _is_authorised(self, entrant: Entrant, username: str | None, session: Session | None) -> bool:
-        conn, client_id = entrant.conn, entrant.client_id
-        wrong = self._authorising.wrong_with(entrant.packet.will, conn, client_id, username, session)
+    def _is_authorised(self, attempt: ConnectAttempt, username: str | None, session: Session | None) -> bool:
+        conn, client_id = attempt.conn, attempt.client_id
+        wrong = self._authorising.wrong_with(attempt.packet.will, conn, client_id, username, session)
         if wrong:
             self._closing.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
         return not wrong
 
     def _is_refused(self, changes: bool, clean: bool, frees: bool) -> bool:
-        """Whether a CONNECT is refused that waits for the store. A stored session is resumed unless the store fails; so
-        is what frees room taken. While the store is behind: who waits with a large CONNECT would be in memory too.
+        """Whether to refuse a CONNECT that must wait for the store. Unless the store has failed, a stored session is
+        resumed and a CONNECT that frees room is accepted. Others are refused while the store is behind, because the
+        waiting CONNECTs would take memory as well.
         """
         resumes = not changes and not clean
         is_wanted = resumes or (changes and frees)
         return self._state_records.refuses(resumes or frees) or (not is_wanted and self._back_pressure.is_store_behind)
 
-    def _refuse_quota(self, entrant: Entrant, why: str) -> None:
-        self._closing.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, why, client=entrant.client_id)
+    def _refuse_quota(self, attempt: ConnectAttempt, why: str) -> None:
+        self._closing.refuse(attempt.conn, ReasonCode.QUOTA_EXCEEDED, why, client=attempt.client_id)
 
-    def _wait_for_end(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int) -> None:
+    def _wait_for_end(
+        self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any], tries: int
+    ) -> None:
         """Open it later: a former session of this client has ended, and is not cleared yet."""
-        conn = entrant.conn
-        for other in self._endings.waiting(entrant.client_id):
+        conn = attempt.conn
+        for other in self._endings.waiting(attempt.client_id):
             if other is not conn:
                 self._give_way(other)
-        self._endings.wait(conn, entrant.client_id, partial(self.open, entrant, username, authentication, tries))
+        self._endings.wait(conn, attempt.client_id, partial(self.open, attempt, username, authentication, tries))
         conn.state = _DECIDING
 
     def _take_over(self, session: Session, by: Connection) -> Session | None:
         """Close the session's connection, if it has one; return the session if it has not ended with it."""
         awaiting: Connection | None = session.details.awaiting
-        former = self._occupants.of(session)
+        former = self._attachments.of(session)
         if former is not None:
             self._row.add(count.SESSIONS_TAKEN_OVER)
             self._recording.taken_over(session, by, former)
@@ -236,9 +245,9 @@ class Connecting:
             self._closing.give_up(awaiting, "taken over before its session was stored")
         return self._sessions.get(session.client_id)
 
-    def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None, size: int) -> None:
+    def _equip(self, session: Session, attempt: ConnectAttempt, expiry: int, username: str | None, size: int) -> None:
         """Apply the settings of CONNECT to the session, and store them."""
-        conn, packet = entrant.conn, entrant.packet
+        conn, packet = attempt.conn, attempt.packet
         limits = self._context.limits
         details: Details = session.details
         if details.expiry_handle is not None:
@@ -267,17 +276,17 @@ class Connecting:
 
     def _stored(self, conn: Connection) -> None:
         """Admit the client: the store has everything that the CONNACK promises."""
-        pending = self._occupants.pending(conn)
+        pending = self._attachments.pending(conn)
         if pending is not None:  # else it was closed meanwhile; its CONNECT is not held until now
             self._admit(pending)
             self._context.dispatch.resume(conn)
 
     def _admit(self, pending: PendingConnack) -> None:
-        conn, packet, session = pending.entrant.conn, pending.entrant.packet, pending.session
+        conn, packet, session = pending.attempt.conn, pending.attempt.packet, pending.session
         present = pending.present
         conn.keep_alive_ms = pending.keep_alive * 1500
         self._write(conn, self._connack(packet.version, present, pending.granted))
-        self._occupants.opened(pending)
+        self._attachments.opened(pending)
         self._row.add(count.CONNECTIONS_OPENED)
         self._attach(session, conn)
         if present:
@@ -304,24 +313,24 @@ class Connecting:
         """Close a connection that waits; nothing was sent to it yet [MQTT-3.2.0-1]."""
         self._closing.give_up(conn, "a newer connection of this client id was faster")
 
-    def _wait_for_room(self, entrant: Entrant, tries: int, again: Callable[[], None]) -> None:
+    def _wait_for_room(self, attempt: ConnectAttempt, tries: int, again: Callable[[], None]) -> None:
         """At sessions_max: refuse, or call `again` when another session may have ended."""
-        conn, client_id = entrant.conn, entrant.client_id
-        self._occupants.count()
+        conn, client_id = attempt.conn, attempt.client_id
+        self._attachments.count()
         if self._capacity.wait(conn, client_id, tries, again):
             conn.state = _DECIDING
             return
         self._row.add(count.SESSIONS_OVER_MAX)
         self._context.log.warning("sessions_max_reached", sessions_max=self._context.limits.sessions_max)
-        self._refuse_quota(entrant, "too many sessions")
+        self._refuse_quota(attempt, "too many sessions")
 
     def too_many_connections(self) -> None:
         """Refuse a socket because of connections_max, or because the worker can have no more."""
         self._row.add(count.CONNECTIONS_OVER_MAX)
         self._context.log.warning("connections_max_reached", connections_max=self._context.limits.connections_max)
 
-    def _may_take_over(self, entrant: Entrant, occupant: Connection) -> bool:
-        conn, client_id = entrant.conn, entrant.client_id
+    def _may_take_over(self, attempt: ConnectAttempt, older: Connection) -> bool:
+        conn, client_id = attempt.conn, attempt.client_id
         now, most = self._router.state.now_ms / 1000, self._context.limits.takeovers_per_minute_max
         seconds = self._takeovers.refused_seconds(client_id, most, now)
         if not seconds:
@@ -331,29 +340,29 @@ class Connecting:
             "takeover_refused",
             client=client_id,
             address=conn.address,
-            address_connected=occupant.address,
+            address_connected=older.address,
             listener=self._context.listener_of(conn),
             seconds=round(seconds, 1),
         )
-        self._refuse_quota(entrant, "too many take-overs of this client id")
+        self._refuse_quota(attempt, "too many take-overs of this client id")
         return False
 
     def sweep(self) -> None:
         """Forget everything that is over; called every second."""
-        self._capacity.set_connections(len(self._occupants))
+        self._capacity.set_connections(len(self._attachments))
         self._capacity.sweep()
         self._takeovers.forget_old(self._context.limits.takeovers_per_minute_max, self._router.state.now_ms / 1000)
 
     def _granted(
-        self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
+        self, attempt: ConnectAttempt, expiry: int, keep_alive: int, authentication: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the properties of CONNACK (MQTT 5)."""
-        packet = entrant.packet
-        properties = {**offers(self._context.settings, packet, entrant.client_id), **authentication}
+        packet = attempt.packet
+        properties = {**offers(self._context.settings, packet, attempt.client_id), **authentication}
         if expiry != packet.properties.get("session_expiry_interval", 0):
             properties["session_expiry_interval"] = expiry
-        if entrant.assigned:
-            properties["assigned_client_identifier"] = entrant.client_id
+        if attempt.assigned:
+            properties["assigned_client_identifier"] = attempt.client_id
         if keep_alive != packet.keep_alive:
             properties["server_keep_alive"] = keep_alive
         return properties

@@ -99,13 +99,13 @@ class Endings:
             details.expiry_handle = None
         steps = Steps()
         steps.do(self._sessions.remove, session)
-        steps.do(self.bury, session, self._router.ending.end_session)
+        steps.do(self.delete_state, session, self._router.ending.end_session)
         if details.will_handle is not None:
             details.will_handle.cancel()
             steps.do(self._wills.due, session)
         steps.finish()
 
-    def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
+    def delete_state(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget its state; `let_go` is the router's part."""
         large = is_large(session)
         if not large and not self._state_records.keeps and not self.works_for(session):

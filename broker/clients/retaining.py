@@ -434,7 +434,7 @@ class Retaining:
         """Queue a page of a sibling's answer, and ask for the next."""
         number, at, messages = questions.unpack_answer(payload)
         if number in self._held:
-            self._told_before(number, peer)
+            self._earlier_received(number, peer)
             return
         walk, whom = self._questions.get(number, (None, -1))
         if walk is None or whom != peer:
@@ -455,7 +455,7 @@ class Retaining:
         for each in siblings:
             self._router.peers.tell(each, questions.QUESTION, questions.pack_question(self._number))
 
-    def _told_before(self, number: int, peer: Peer) -> None:
+    def _earlier_received(self, number: int, peer: Peer) -> None:
         """The sibling has sent everything that was due before the question, or cannot send any more."""
         held = self._held[number]
         held.siblings.discard(peer)
@@ -478,7 +478,7 @@ class Retaining:
             held = self._held.get(number)
             if held is not None and peer in held.siblings:
                 done += len(held.messages)
-                self._told_before(number, peer)
+                self._earlier_received(number, peer)
             done += 1
             if done >= _AT_ONCE:
                 yield

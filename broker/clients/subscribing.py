@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.config.queues import first_rule
 from broker.context.piecework import AT_ONCE
-from broker.replay.opening import asked_offsets
+from broker.replay.opening import requested_offsets
 from pyx.core import counters as count
 from pyx.core.work import HELD, STEP, spend
 from pyx.delivery.ending import Remains
@@ -170,7 +170,7 @@ class Subscribing:
             # using a feature that CONNACK declared unavailable is a protocol error (MQTT 5, 3.2.2.3.11 to .13)
             self._closing.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
-        if conn.version == 5 and (offsets := asked_offsets(packet)):
+        if conn.version == 5 and (offsets := requested_offsets(packet)):
             self._opening.subscribe(conn, session, packet, offsets)
             return
         self._context.piecework.answer(conn, self._subscribe(conn, session, packet))

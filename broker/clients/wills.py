@@ -2,9 +2,9 @@
 or after its Will Delay Interval.
 
 A stored will is published again by the next worker if this one is killed before the deletion of its record is durable.
-At QoS 0 that would be once too often: such a will is published when its record is gone, and its client, if it comes
-back meanwhile, gets its CONNACK after that. Only when the broker stops it is published before: nobody would be there
-later.
+At QoS 0 that would be a duplicate: such a will is published only after its record has been deleted, and a client that
+reconnects meanwhile gets its CONNACK after that. When the broker stops, the will is published without waiting, because
+no worker runs later.
 """
 
 from __future__ import annotations

@@ -165,10 +165,10 @@ class Context:
 
         self.piecework.add(telling(), lambda error: self.defect(None, error))
 
-    # ------------------------------------------------------------ errors of ours
+    # ------------------------------------------------------------ internal errors
 
     def defect(self, client: str | None, error: Exception, address: str | None = None) -> None:
-        """Log and count a defect of ours that affects only this client."""
+        """Log and count an internal error that affects only this client."""
         try:
             trace = "".join(traceback.format_exception(error))
             self.log.error("internal_error", client=client, address=address, traceback=trace)

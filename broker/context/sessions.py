@@ -90,7 +90,7 @@ class Details:
         self.created = 0
         """Unix time in ms, where the store has it."""
         self.awaiting: Connection | None = None
-        """The connection that is answered when the store has the session (`Occupants`)."""
+        """The connection that is answered when the store has the session (`Attachments`)."""
         self.username: str | None = None
         self.queue_rules: dict[int, int] | None = None
         """Number of a [[queue]] table -> subscriptions under it."""

@@ -9,11 +9,11 @@
     anything else       goes on, deliveries above all: reading and acknowledging messages makes room
 
 Publishes taken before wait for their record. While the disk is only full, they get it. If nothing has become durable
-for store_error_seconds_max, their publishers get 0x97 or are closed: the broker accepts no custody, although messages
-still in memory are written and delivered when the disk recovers [MQTT-4.4.0-2 ends the matter for the client]. Other
-state is undone before its client is told so: the session of a CONNECT is removed or restored, a new subscription is
-removed. Where that is impossible (a subscription was replaced; or ended before MQTT 5, whose UNSUBACK has no reason
-codes) the connection is closed without an answer.
+for store_error_seconds_max, their publishers get 0x97 or are closed: the broker takes no responsibility for these
+messages, although those still in memory are written and delivered when the disk recovers (for the client the exchange
+is over [MQTT-4.4.0-2]). Other state is undone before its client is told so: the session of a CONNECT is removed or
+restored, a new subscription is removed. Where that is impossible (a subscription was replaced; or ended before MQTT 5,
+whose UNSUBACK has no reason codes) the connection is closed without an answer.
 
 A disk that is slower than the clients: publishers of QoS 1 and 2 wait for their acks, but nothing else would bound
 the bytes in memory that wait to be written. While a store has store_unwritten_bytes_max to write, until half of that is
@@ -116,7 +116,7 @@ class Disk:
         for peer in self._context.siblings:
             self._router.peers.tell(peer, _UNWRITTEN, b"\1" if behind else b"\0")
 
-    def told_unwritten(self, peer: Peer, payload: bytes) -> None:
+    def unwritten_received(self, peer: Peer, payload: bytes) -> None:
         """Take in whether a sibling's store has store_unwritten_bytes_max to write."""
         self._router.back_pressure.set_store_unwritten(peer, payload == b"\1")
 
@@ -142,7 +142,7 @@ class Disk:
         if self._is_behind:
             self._router.peers.tell(peer, _UNWRITTEN, b"\1")
 
-    def told(self, peer: Peer, state: bytes) -> None:
+    def state_received(self, peer: Peer, state: bytes) -> None:
         """Take in the state of a sibling's store."""
         router = self._router
         router.back_pressure.set_store_full(peer, state != _ROOM)

@@ -55,7 +55,7 @@ class StoredHandoff(HandoffLog):
                 continue
             self._found.append((sequence, len(part) + sum(map(len, payloads)), entries))
             self._sequences.append(sequence)
-        # `acknowledged` is not stored: the peer states what it has, and numbers that are missing here are void
+        # `acknowledged` is not stored: the peer states what it has, and numbers missing here become SKIPs
         if not self.stream:
             self.stream = secrets.randbits(63) | 1
 

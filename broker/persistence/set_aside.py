@@ -1,6 +1,6 @@
 """Unreadable records of a worker's store: each is kept under another key, and the worker goes on without it.
 
-The cause of an unreadable record is a defect of ours, disk damage that LevelDB's checksums missed, or another program.
+The cause of an unreadable record is a defect of mqttd, disk damage that LevelDB's checksums missed, or another program.
 It affects one client, topic or sibling, so it must not make the start fail: the record moves into family Z
 (docs/store.md), the log and the metrics name and count it, and so do /ready and `mqttd store verify`. With
 `strict_store` the worker does not start instead.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from leveldb_store.archive.ends import ArchiveSurvey, Said, find, readable
+from leveldb_store.archive.ends import ArchiveSurvey, DamageReporter, find, readable
 from leveldb_store.engine.database import Database
 from leveldb_store.format import archive_schema, schema
 
@@ -29,8 +29,8 @@ def carry_archives(
     """Copy all archives; return the number of blocks. `new`: puts a record into a new store; `handled`: called with the
     key of each. Unreadable records are reported and left out. Raises plyvel.Error, SchemaError, ValueError.
     """
-    saids = [Said(database.path, say) for database in old]
-    found = [find(database, said) for database, said in zip(old, saids, strict=True)]
+    reporters = [DamageReporter(database.path, say) for database in old]
+    found = [find(database, reporter) for database, reporter in zip(old, reporters, strict=True)]
     aside = 0
     numbers: dict[bytes, int] = {}
     sinces, changes = _latest(found)
@@ -50,7 +50,7 @@ def carry_archives(
                 put(archive_schema.rule_key(rule.topic_filter), value)
     blocks = 0
     for index, each in enumerate(found):
-        said = saids[index]
+        reporter = reporters[index]
         renumbered = {0: 0} | {rule.number: numbers[rule.topic_filter] for rule in each.rules.values()}
         for number in sorted(each.aside):  # blocks of an unknown rule keep one, under a number of its own
             aside += 1
@@ -59,15 +59,15 @@ def carry_archives(
             if rule_number in renumbered:
                 key = archive_schema.removed_key(renumbered[rule_number], origin)
                 new[origin % len(new)](key, schema.U64.pack(up_to))
-        for key, value in readable(old[index], schema.ARCHIVED, said):
+        for key, value in readable(old[index], schema.ARCHIVED, reporter):
             handled(key)
             if len(key) != archive_schema.BLOCK_KEY_BYTES:
-                said(key, "no key of a block", schema.SchemaError("it is left out"))
+                reporter(key, "no key of a block", schema.SchemaError("it is left out"))
                 continue
             rule_number, origin, last = archive_schema.split_block(key)
             new[origin % len(new)](archive_schema.block_key(renumbered[rule_number], origin, last), value)
             blocks += 1
-        for key, value in readable(old[index], schema.ARCHIVE_SUMMARY, said):
+        for key, value in readable(old[index], schema.ARCHIVE_SUMMARY, reporter):
             handled(key)
             if len(key) == archive_schema.BLOCK_KEY_BYTES:
                 rule_number, origin, last = archive_schema.split_block(key)

@@ -18,7 +18,7 @@ from broker.persistence.set_aside import UNREADABLE
 from broker.repartition.filter_tree import FilterTree
 from broker.repartition.new_store import Moved, NewStore
 from broker.repartition.position_map import Needed, OldLog
-from leveldb_store.engine.database import Database, told
+from leveldb_store.engine.database import Database, error_text
 from leveldb_store.format import schema, windows
 from leveldb_store.format.queued_messages import message_of
 from shards.placement import home
@@ -129,7 +129,7 @@ class OldStores:
                 for _ in source.database.scan(b""):
                     pass
             except plyvel.CorruptionError as error:
-                found[source.database.path] = told(error)
+                found[source.database.path] = error_text(error)
         return found
 
     def scan(self, source: OldStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -26,7 +26,7 @@ from broker.repartition.retained import OldRetained
 from broker.repartition.sessions import OldSessions
 from broker.repartition.survey import Survey
 from leveldb_store.contract import StoreError
-from leveldb_store.engine.database import told
+from leveldb_store.engine.database import error_text
 from leveldb_store.format import schema
 
 __all__ = ["Moved", "repartition"]
@@ -63,9 +63,9 @@ def repartition(
                 raise RepartitionError(str(error)) from None
             except plyvel.CorruptionError as error:
                 if strict or repair or not (repair := work.old.damaged()):
-                    raise RepartitionError(f"{work.old.where}: {told(error)}") from None
+                    raise RepartitionError(f"{work.old.where}: {error_text(error)}") from None
             except (plyvel.Error, *UNREADABLE) as error:
-                raise RepartitionError(f"{work.old.where}: {told(error)}") from None
+                raise RepartitionError(f"{work.old.where}: {error_text(error)}") from None
             except OSError as error:
                 raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
             else:

@@ -66,7 +66,7 @@ def _work(change: StoreChange, settings: LevelDB, log: Log, strict: bool) -> Non
         change.old_epoch,
         change.epoch,
         progress,
-        lambda line: log.warning("store", said=line),
+        lambda line: log.warning("store", message=line),
         strict,
     )
     _check_room(change, settings)

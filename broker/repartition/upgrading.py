@@ -47,7 +47,7 @@ def _work(change: StoreChange, log: Log, strict: bool) -> None:
     from leveldb_store.upgrade import upgrade  # needs LevelDB
 
     progress = StartProgress(f"mqttd: stores for schema {schema.VERSION}", "upgrading", log)
-    done = upgrade(change.old, change.new, progress, lambda line: log.warning("store", said=line), strict=strict)
+    done = upgrade(change.old, change.new, progress, lambda line: log.warning("store", message=line), strict=strict)
     if done is None:
         return
     progress.end()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-__all__ = ["EARLIEST_NAME", "LOST_NAME", "NAME", "Asked", "OffsetError", "asked", "tag_of"]
+__all__ = ["EARLIEST_NAME", "LOST_NAME", "NAME", "OffsetError", "RequestedStart", "requested_start", "tag_of"]
 
 NAME: Final = "mqttd-offset"
 """Name of the user property in SUBSCRIBE and in PUBLISH."""
@@ -33,7 +33,7 @@ class OffsetError(Exception):
     """The value is not a position of this archive. The text is one line."""
 
 
-class Asked(NamedTuple):
+class RequestedStart(NamedTuple):
     """The requested start of a subscription. With neither field: the earliest message."""
 
     after: int = 0
@@ -48,7 +48,7 @@ def tag_of(epoch: str) -> bytes:
     return _FORMAT + blake2b(epoch.encode(), digest_size=_TAG_BYTES).hexdigest().encode()
 
 
-def asked(values: list[str], tag: bytes, last: int) -> Asked:
+def requested_start(values: list[str], tag: bytes, last: int) -> RequestedStart:
     """Parse the values of the user property. `last`: the highest number that a client may have received.
 
     Raises OffsetError.
@@ -57,11 +57,11 @@ def asked(values: list[str], tag: bytes, last: int) -> Asked:
         raise OffsetError(f"{NAME} is there {len(values)} times")
     (text,) = values
     if text == "earliest":
-        return Asked()
+        return RequestedStart()
     if text == "latest":
-        return Asked(is_latest=True)
+        return RequestedStart(is_latest=True)
     if (moment := _time(text)) is not None:
-        return Asked(after=min(moment, last)) if moment < last else Asked(is_latest=True)
+        return RequestedStart(after=min(moment, last)) if moment < last else RequestedStart(is_latest=True)
     begin = tag.decode()
     digits = text[len(begin) :]
     if len(text) != len(begin) + _DIGITS or not re.fullmatch(r"[0-9a-f]+", text, re.ASCII) or text[0] != begin[0]:
@@ -71,7 +71,7 @@ def asked(values: list[str], tag: bytes, last: int) -> Asked:
     number = int(digits, 16)
     if number > last:
         raise OffsetError(f"{NAME} lies behind the end of the archive")
-    return Asked(after=number, is_position=True)
+    return RequestedStart(after=number, is_position=True)
 
 
 def _time(text: str) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.context.piecework import AT_ONCE
-from broker.replay.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
+from broker.replay.offsets import EARLIEST_NAME, NAME, OffsetError, RequestedStart, requested_start
 from broker.replay.sources import probe_of, starts_of
 from pyx.core import counters as count
 from pyx.core.peer import Peer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscribe, Subscription
 
-__all__ = ["Opening", "asked_offsets"]
+__all__ = ["Opening", "requested_offsets"]
 
 _QOS = 0x03
 _CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
@@ -39,7 +39,7 @@ _BEYOND = "is beyond replays_per_session_max or replays_max"
 _PIECE = 5000 * STEP
 
 
-def asked_offsets(packet: Subscribe) -> list[str]:
+def requested_offsets(packet: Subscribe) -> list[str]:
     """Return the values of the user property."""
     properties: list[tuple[str, str]] = packet.properties.get("user_property", [])
     return [value for name, value in properties if name == NAME]
@@ -68,7 +68,6 @@ class _Waiting:
 
     __slots__ = (
         "answer",
-        "asked",
         "conn",
         "fresh",
         "identifier",
@@ -76,6 +75,7 @@ class _Waiting:
         "packet_id",
         "peers",
         "possible",
+        "requested",
         "session",
         "wanted",
     )
@@ -90,7 +90,7 @@ class _Waiting:
         """The filters that this worker finds possible, each once: not many."""
         self.fresh = 0
         """Number of these that replace no other replay."""
-        self.asked = Asked()
+        self.requested = RequestedStart()
         self.answer: list[Any] | None = None
         self.peers: set[Peer] = set()
         """Workers that have not answered."""
@@ -150,7 +150,7 @@ class Opening:
             wrong = "nothing is archived here"
         else:
             try:
-                waiting.asked = asked(values, replaying.tag, number)  # all messages of a client are older
+                waiting.requested = requested_start(values, replaying.tag, number)  # all messages of a client are older
             except OffsetError as error:
                 wrong = str(error)
         for first in range(0, len(packet.filters), AT_ONCE):
@@ -189,7 +189,7 @@ class Opening:
         context = self._context
         waiting.last = [number] * context.workers
         self._look_here(waiting)
-        if waiting.asked.is_position or waiting.asked.is_latest:
+        if waiting.requested.is_position or waiting.requested.is_latest:
             waiting.peers = {peer for peer in context.siblings if context.is_ready(peer)}
         if not waiting.peers:
             self._finish(waiting)
@@ -238,7 +238,7 @@ class Opening:
     # ------------------------------------------------------------ siblings
 
     def started(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"O" of a sibling."""
+        """Handle the message b"O" of a sibling."""
         number, last, starts = starts_of(payload)
         waiting = self._waiting.get(number)
         if waiting is None or peer not in waiting.peers:
@@ -301,7 +301,7 @@ class Opening:
         conn, session = waiting.conn, waiting.session
         if session.connection is not conn:
             return  # the client has gone, so it gets no answer
-        asked_for = waiting.asked
+        requested = waiting.requested
         made: list[bytes] = []
         spend(len(waiting.wanted) * STEP // 2)
         earliest = 0
@@ -313,7 +313,7 @@ class Opening:
             if code:
                 wanted.code, wanted.why = code, why
                 continue
-            if asked_for.is_position and asked_for.after < wanted.start:
+            if requested.is_position and requested.after < wanted.start:
                 wanted.code, wanted.why = int(_CANNOT), f"{NAME} lies before the start of the archive"
                 earliest = max(earliest, wanted.start)
                 continue
@@ -350,11 +350,11 @@ class Opening:
 
     def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
         """Make the replay. Return True if it replaces another subscription."""
-        session, text, asked_for = waiting.session, wanted.text, waiting.asked
-        after = waiting.last if asked_for.is_latest else [asked_for.after] * self._context.workers
+        session, text, requested = waiting.session, wanted.text, waiting.requested
+        after = waiting.last if requested.is_latest else [requested.after] * self._context.workers
         replaced = self.subscriptions.remove(session, text, text, None)
         replaced = text in (session.replays or {}) or replaced
-        fresh = not asked_for.is_position and not asked_for.is_latest
+        fresh = not requested.is_position and not requested.is_latest
         replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
         self._replaying.keep(replay)
         self._recording.subscribed(session, text, wanted.options, waiting.identifier)

@@ -9,7 +9,7 @@ Receive Maximum and its outbox pace the replay, and nothing is requested while i
     opening     a position must not lie before the start of any log, and `latest` begins behind all numbers that the
                 workers have given out: reachable siblings are asked before the SUBACK (`probe`)
     feeding     about two pages are in memory, the next ones are requested when half of that is used
-    resting     without a connection: only the position is kept
+    resting     paused, without a connection: only the position is kept
 
 Fairness: `run` does one piece of work, reading a page or queueing some messages, in turn for all sessions that have
 work; its caller then pauses for twice the time of that piece. So replays have a third of a worker, in small pieces.
@@ -261,7 +261,7 @@ class Replaying:
             self._router.peers.tell_unkept(source, b"r", read_of(question, at_once))
 
     def _forget(self, source: int, number: int) -> None:
-        # if this word is lost: the sibling's next message about the question is answered with it again
+        # if this message is lost: the sibling's next message about the question is answered with it again
         self._questions.pop(number, None)
         if source != self._context.index:
             self._router.peers.tell_unkept(source, b"c", number.to_bytes(8, "little"))
@@ -274,7 +274,7 @@ class Replaying:
                 self._ask(replay, source)
 
     def answered(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"R" of a sibling: a page."""
+        """Handle the message b"R" of a sibling: a page."""
         answer = page_of(payload)
         if self._questions.get(answer.number, (None, -1))[1] == peer:
             self.page(answer)
@@ -311,13 +311,13 @@ class Replaying:
         if merge.lost is None:
             merge.lost = write_position(self.tag, merge.position)
 
-    def told_beat(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"b" of a sibling."""
+    def beat_received(self, peer: Peer, payload: bytes) -> None:
+        """Handle the message b"b" of a sibling."""
         up_to, *numbers = memoryview(payload).cast("Q")
         self._end(peer, self.beat(peer, up_to, numbers))
 
-    def told_so_far(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"s" of a sibling."""
+    def progress_received(self, peer: Peer, payload: bytes) -> None:
+        """Handle the message b"s" of a sibling."""
         self._end(peer, self.so_far(peer, so_far_of(payload)))
 
     def _end(self, peer: Peer, over: list[int]) -> None:

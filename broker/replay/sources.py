@@ -59,7 +59,7 @@ _SAY_AGAIN_MS = 60_000
 
 
 def read_of(question: Question, at_once: bool) -> bytes:
-    """Return the word b"r" for a question."""
+    """Return the message b"r" for a question."""
     head = _READ.pack(question.number, question.after, question.start, question.bytes_max, _AT_ONCE if at_once else 0)
     return head + question.filter
 
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
 
 
 def page_of(payload: bytes) -> Answer:
-    """Parse the word b"R". Raises MqttError where a message is damaged."""
+    """Parse the message b"R". Raises MqttError where a message in it is damaged."""
     number, up_to, start, flags = _PAGE.unpack_from(payload)
     messages = unpack_stored(payload[_PAGE.size :], expiry_offset)
     return Answer(
@@ -90,17 +90,17 @@ def page_of(payload: bytes) -> Answer:
 
 
 def so_far_of(payload: bytes) -> list[tuple[int, int]]:
-    """Parse the word b"s" into (question, up to)."""
+    """Parse the message b"s" into (question, up to)."""
     return list(_TWO.iter_unpack(payload))
 
 
 def probe_of(number: int, filters: list[bytes]) -> bytes:
-    """Return the word b"o"."""
+    """Return the message b"o"."""
     return _NUMBER.pack(number) + b"".join(_LENGTH.pack(len(text)) + text for text in filters)
 
 
 def starts_of(payload: bytes) -> tuple[int, int, list[int]]:
-    """Parse the word b"O" into (question, last number, start by filter)."""
+    """Parse the message b"O" into (question, last number, start by filter)."""
     number, last = _TWO.unpack_from(payload)
     return number, last, [start for (start,) in _NUMBER.iter_unpack(payload[_TWO.size :])]
 
@@ -186,7 +186,7 @@ class Sources:
     # ------------------------------------------------------------ questions
 
     def asked(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"r" of a sibling."""
+        """Handle the message b"r" of a sibling."""
         number, after, start, bytes_max, at_once = _READ.unpack_from(payload)
         self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), bool(at_once))
 
@@ -210,7 +210,7 @@ class Sources:
             self._queue(question)
 
     def end(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"c": these questions are not waited for any more."""
+        """Handle the message b"c": these questions are not waited for any more."""
         for (number,) in _NUMBER.iter_unpack(payload):
             self.forget(peer, number)
 
@@ -227,7 +227,7 @@ class Sources:
                 self.forget(asker, number)
 
     def probed(self, peer: Peer, payload: bytes) -> None:
-        """Handle the word b"o": answer with the starts of the log and the last number."""
+        """Handle the message b"o": answer with the starts of the log and the last number."""
         starts, at = [], _NUMBER.size
         while at < len(payload):
             (length,) = _LENGTH.unpack_from(payload, at)
@@ -309,7 +309,7 @@ class Sources:
         if now >= self._silent_until:
             self._silent_until = now + _SAY_AGAIN_MS
             self._context.log.error(
-                "replay_cannot_read", filter=question.filter, behind=question.after, error=str(question.failed)
+                "replay_read_failed", filter=question.filter, behind=question.after, error=str(question.failed)
             )
 
     def _answer(self, question: Question, messages: list[Message], up_to: int, is_end: bool) -> None:

@@ -10,7 +10,7 @@ other, the lower one declares a Protocol for its needs, and gets the other here 
     context     broker.context: router, store, log, timers, ...; sessions
     records     state_records, recording, set_aside (broker.persistence)
     the archive replaying, opening (broker.replay)
-    clients     authorising, wills, unanswered, retaining, endings, capacity, authenticating, occupants, closing,
+    clients     authorising, wills, unanswered, retaining, endings, capacity, authenticating, attachments, closing,
                 connecting, subscribing; disk, which closes some
     the worker  sibling_messages, peering, gauges, administration, recovery
 """
@@ -21,13 +21,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.admin.sys_topics import SysTopics
+from broker.clients.attachments import Attachments
 from broker.clients.authenticating import Authenticating
 from broker.clients.authorising import Authorising
 from broker.clients.capacity import Capacity
 from broker.clients.closing import Closing
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
-from broker.clients.occupants import Occupants
 from broker.clients.retaining import Retaining
 from broker.clients.subscribing import Subscribing
 from broker.clients.unanswered import Unanswered
@@ -114,16 +114,16 @@ class Node:
         endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
         capacity = self.capacity = Capacity(context, sessions, recording, endings)
         authenticating = self.authenticating = Authenticating(context)
-        occupants = self.occupants = Occupants(context, sessions, state_records, wills, endings, capacity)
+        attachments = self.attachments = Attachments(context, sessions, state_records, wills, endings, capacity)
         closing = self.closing = Closing(
-            context, sessions, state_records, recording, authenticating, wills, replaying, endings, occupants,
+            context, sessions, state_records, recording, authenticating, wills, replaying, endings, attachments,
             unanswered,
         )  # fmt: skip
         connecting = self.connecting = Connecting(
-            context, sessions, state_records, recording, authenticating, authorising, capacity, endings, occupants,
+            context, sessions, state_records, recording, authenticating, authorising, capacity, endings, attachments,
             closing, retaining, replaying,
         )  # fmt: skip
-        authenticating.entrance, authenticating.exit = connecting, closing
+        authenticating.opener, authenticating.closer = connecting, closing
         subscribing = self.subscribing = Subscribing(
             context, sessions, state_records, recording, authorising, closing, retaining, replaying, opening,
             unanswered,
@@ -156,7 +156,7 @@ class Node:
         self.drained = self.replaying.drained
         self.work_on = self.piecework.run
         self.works_for = self.endings.works_for
-        self.told, self.greet = self.sibling_messages.told, self.sibling_messages.greet
+        self.sibling_message, self.greet = self.sibling_messages.receive, self.sibling_messages.greet
         self.hold_changed, self.set_memory_full = (
             self.sibling_messages.hold_changed,
             self.sibling_messages.set_memory_full,
@@ -260,8 +260,8 @@ class Node:
     # ------------------------------------------------------------ callbacks of the data path
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
-        """Handle a defect of ours while something of this connection was processed (`Routing.fail` counts it): close
-        this connection and nothing else. Raises nothing.
+        """Handle an internal error while something of this connection was processed (`RouterState.fail` counts it):
+        close this connection and nothing else. Raises nothing.
         """
         self.defect(_client(conn), error, conn.address)
         try:

@@ -101,7 +101,7 @@ class Peering:
         self.changed: Callable[[], None] = lambda: None
         """Called when a sibling becomes ready, away or gone."""
         self._commits: list[tuple[Peer, int, Any]] = []
-        self._told_anew: dict[int, WholeInterest] = {}
+        self._whole_interest: dict[int, WholeInterest] = {}
         """By peer: interest snapshots of which parts are missing."""
         self._keeps: bool = context.store.keeps
         self._refused: dict[int, deque[int]] = {}
@@ -280,7 +280,7 @@ class Peering:
     def forward(self) -> None:
         """Submit a tick's entries to the links at its end, then let them send."""
         router = self._router
-        if router.is_laying:  # some of it may have to be stored first: then all of it is sent after that
+        if router.is_appending:  # some of it may have to be stored first: then all of it is sent after that
             router.peers.links_due = True
             return
         dirty = router.peers.dirty_peers
@@ -414,10 +414,10 @@ class Peering:
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """Apply a part of the peer's complete interest. After the last part, filters not named are forgotten."""
         if first:
-            self._told_anew[peer] = self._router.siblings.begin_interest(peer)
+            self._whole_interest[peer] = self._router.siblings.begin_interest(peer)
         self.interest(peer, entries)
         if last:
-            self._forget(self._told_anew.pop(peer))
+            self._forget(self._whole_interest.pop(peer))
             if self._unheard:
                 self._unheard.discard(peer)
                 if not self._unheard:

@@ -1,7 +1,7 @@
 """A worker process: one event loop with its sockets, clock and mesh; `run` is called after the supervisor's fork.
 
 The tick: the reactor polls its sockets and ends each round with the router's end of tick
-(`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions continue reading, and calls `Peering.forward`
+(`pyx.delivery.router.Router.finish_tick`), which lets sessions continue reading, commits, and calls `Peering.forward`
 when there are entries for siblings (`broker.worker.mesh`).
 """
 
@@ -192,7 +192,7 @@ class Worker:
         self.reactor.finish()
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # a defect of ours outside of one connection's packets: the state in memory cannot be trusted; the supervisor
+        # an internal error outside of one connection's packets: the state in memory cannot be trusted; the supervisor
         # restarts the worker
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))

@@ -50,18 +50,18 @@ class SiblingMessages:
             b"e": lambda _peer, _payload: capacity.asked(),
             b"h": self._hold_changed_there,
             b"m": lambda peer, payload: self._router.back_pressure.set_memory_full(peer, payload == b"\1"),
-            b"d": disk.told,
-            b"w": disk.told_unwritten,
+            b"d": disk.state_received,
+            b"w": disk.unwritten_received,
             b"R": replaying.answered,
-            b"b": replaying.told_beat,
-            b"s": replaying.told_so_far,
+            b"b": replaying.beat_received,
+            b"s": replaying.progress_received,
             b"O": opening.started,
         }
         if replaying.sources is not None:
             sources = replaying.sources
             self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
 
-    def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
+    def receive(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Handle a message of a sibling. An error concerns some client, and does not end the worker."""
         heard = self._heard.get(kind)
         if heard is None:

@@ -1,7 +1,7 @@
 """Start of a worker: opens and recovers its store while the supervisor sees that it is busy and not hung.
 
 LevelDB may have to replay or repair its state after a crash, and a recovery reads the state of all sessions: both take
-as long as the disk needs. So they run in a thread, while the main thread beats the heart and logs the progress
+as long as the disk needs. So they run in a thread, while the main thread updates the heartbeat and logs the progress
 every second.
 """
 
@@ -123,7 +123,7 @@ class Starting:
     def log_store(self) -> None:
         """Log the store's messages, which may come from its thread."""
         while self._said:
-            self._log.warning("store", said=self._said.popleft())
+            self._log.warning("store", message=self._said.popleft())
 
     def _in_thread(self, call: Callable[[], T], meanwhile: Callable[[], None]) -> T:
         with ThreadPoolExecutor(1) as thread:

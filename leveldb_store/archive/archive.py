@@ -24,19 +24,19 @@ from typing import Final
 import plyvel
 
 from leveldb_store.archive.blocks import ArchivedBlocks, load
-from leveldb_store.archive.ends import ArchiveSurvey, Said, find
+from leveldb_store.archive.ends import ArchiveSurvey, DamageReporter, find
 from leveldb_store.archive.retention import Retention
 from leveldb_store.archive.rules import ArchiveTable, Concerned, concerned, settle
 from leveldb_store.archive.summaries import Stretch, Summaries
 from leveldb_store.contract import FallenBehind, Page, StoreError
-from leveldb_store.engine.database import Database, told
+from leveldb_store.engine.database import Database, error_text
 from leveldb_store.filters import covers
 from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.schema import U64
 from pyx.delivery.archived import merge, note_topics
 from pyx.storage.archive import Archiver
 
-__all__ = ["Archive", "ArchiveOptions", "ArchiveTable", "FallenBehind", "Page", "Said", "find"]
+__all__ = ["Archive", "ArchiveOptions", "ArchiveTable", "DamageReporter", "FallenBehind", "Page", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
 NOTED_MAX: Final = 256  # commits whose topics are noted
@@ -66,7 +66,7 @@ class Archive:
         database: Database,
         options: ArchiveOptions,
         found: ArchiveSurvey,
-        said: Said,
+        reporter: DamageReporter,
     ) -> None:
         self.epoch = options.epoch
         self.last = self.highest = found.highest
@@ -78,14 +78,14 @@ class Archive:
         """Configured rules, then others that were configured before."""
         self.changes = _changes(found, self.rules, had)
         """(key, value) of records to write before anything else; None: delete it."""
-        self.retention = Retention(database, options.worker, self.rules, found, said)
+        self.retention = Retention(database, options.worker, self.rules, found, reporter)
         self._removed = self.retention.removed
         self._forgotten = max((up_to for (number, _), up_to in found.removed.items() if number == 0), default=0)
         """The messages removed up to this number may have had any topic."""
         self._configured = self.rules[: len(options.tables)]
         self._worker = options.worker
         self._database = database
-        self._said = said
+        self._reporter = reporter
         self._damaged: set[bytes] = set()
         """Keys of blocks with a damaged message."""
         self._origins = {
@@ -193,7 +193,7 @@ class Archive:
             try:
                 return self._page(topic_filters, after, bytes_max, with_gaps)
             except plyvel.Error as error:
-                raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
+                raise StoreError(f"the archive of {self._database.path} cannot be read: {error_text(error)}") from error
             except ValueError as error:  # a block has a damaged message, which is noted now
                 if len(self._damaged) == known:
                     raise StoreError(f"the archive of {self._database.path} cannot be merged: {error}") from error
@@ -219,7 +219,9 @@ class Archive:
             for number in behind:
                 for origin in self._origins[number]:
                     begin = max(after, self._removed.get((number, origin), 0))
-                    blocks = ArchivedBlocks(self._database.db, number, origin, begin, last, self._damaged, self._said)
+                    blocks = ArchivedBlocks(
+                        self._database.db, number, origin, begin, last, self._damaged, self._reporter
+                    )
                     stack.callback(blocks.close)
                     if b"#" not in topic_filters:
                         blocks.summaries = Summaries(self._database.db, number, origin, begin, topic_filters)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import plyvel
 
-from leveldb_store.archive.ends import Said
+from leveldb_store.archive.ends import DamageReporter
 from leveldb_store.archive.summaries import Summaries
 from leveldb_store.engine.readable import Readable
 from leveldb_store.format import archive_schema as schema
@@ -27,7 +27,14 @@ class ArchivedBlocks:
     """
 
     def __init__(
-        self, db: plyvel.DB, rule: int, origin: int, after: int, last: int, damaged: set[bytes], said: Said
+        self,
+        db: plyvel.DB,
+        rule: int,
+        origin: int,
+        after: int,
+        last: int,
+        damaged: set[bytes],
+        reporter: DamageReporter,
     ) -> None:
         self.loaded: list[bytes] = []
         self.begin = after + 1
@@ -47,7 +54,7 @@ class ArchivedBlocks:
         self._at = 0
         """The last number of the block examined."""
         self._damaged = damaged
-        self._said = said
+        self._reporter = reporter
         self._key = self._value = b""
         self._behind = 0
         """The last number before the next block."""
@@ -79,7 +86,7 @@ class ArchivedBlocks:
                     return
             key, value = self._records.next()
             if self._records.error is not None:
-                self._said(self._name, "what follows cannot be read", self._records.error)
+                self._reporter(self._name, "what follows cannot be read", self._records.error)
                 self.gap = max(self._at, self._after)
             if not key:
                 if self.gap:
@@ -94,7 +101,7 @@ class ArchivedBlocks:
                 if key in self._damaged:
                     raise ValueError("a message is damaged")
             except ValueError as error:
-                self._said(key, "a block", error)
+                self._reporter(key, "a block", error)
                 if len(key) == schema.BLOCK_KEY_BYTES:
                     self._at = schema.split_block(key)[2]
                 self.gap = self._at
@@ -131,7 +138,7 @@ class ArchivedBlocks:
             try:
                 check(value, behind, schema.split_block(key)[2])
             except ValueError as error:
-                self._said(key, "a block", error)
+                self._reporter(key, "a block", error)
                 if len(self._damaged) >= _DAMAGED_MAX:
                     self._damaged.clear()
                 self._damaged.add(key)

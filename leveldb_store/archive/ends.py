@@ -10,7 +10,7 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store.engine.database import Database, told
+from leveldb_store.engine.database import Database, error_text
 from leveldb_store.engine.readable import Readable, last_of
 from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.archive_schema import HIGHEST
@@ -66,7 +66,7 @@ class ArchiveSurvey:
     """Numbers of new messages must be higher."""
 
 
-class Said:
+class DamageReporter:
     """Reports each damaged record once."""
 
     def __init__(self, path: object, say: Callable[[str], None]) -> None:
@@ -81,25 +81,25 @@ class Said:
         if len(self._known) >= _SAID_MAX:
             self._known.clear()
         self._known.add(key)
-        self._say(f"the archive of {self._path} is damaged: {what} ({key.hex()}): {told(error)}")
+        self._say(f"the archive of {self._path} is damaged: {what} ({key.hex()}): {error_text(error)}")
 
 
-def find(database: Database, said: Said) -> ArchiveSurvey:
+def find(database: Database, reporter: DamageReporter) -> ArchiveSurvey:
     """Read the rules and the ends of their sequences. Damaged records are reported, and set aside. Raises plyvel.Error
     when nothing can be read.
     """
     found = ArchiveSurvey()
-    _find_rules(database, found, said)
-    for key, value in readable(database, ARCHIVE_REMOVED, said):
+    _find_rules(database, found, reporter)
+    for key, value in readable(database, ARCHIVE_REMOVED, reporter):
         try:
             rule, origin = schema.split_removed(key)
             found.removed[rule, origin] = HIGHEST
             found.removed[rule, origin] = decode_u64(value)
         except SchemaError as error:
-            said(key, "how far retention has come", error)
-    found.highest = max(_given(database, said), *(each for each in found.removed.values() if each != HIGHEST), 0)
+            reporter(key, "how far retention has come", error)
+    found.highest = max(_given(database, reporter), *(each for each in found.removed.values() if each != HIGHEST), 0)
     for rule in [rule.number for rule in found.rules.values()]:
-        held = list(_sequences(database.db, rule, found.removed, said))
+        held = list(_sequences(database.db, rule, found.removed, reporter))
         if held:
             found.sequences[rule] = held
             found.highest = max(found.highest, *(each.last for each in held))
@@ -110,7 +110,7 @@ def find(database: Database, said: Said) -> ArchiveSurvey:
     return found
 
 
-def readable(database: Database, family: bytes, said: Said) -> Iterator[tuple[bytes, bytes]]:
+def readable(database: Database, family: bytes, reporter: DamageReporter) -> Iterator[tuple[bytes, bytes]]:
     """Yield the readable records of a family."""
     records = Readable(database.db, family, prefix_end(family))
     try:
@@ -118,7 +118,7 @@ def readable(database: Database, family: bytes, said: Said) -> Iterator[tuple[by
         while True:
             key, value = records.next()
             if records.error is not None:
-                said(before, "what follows cannot be read", records.error)
+                reporter(before, "what follows cannot be read", records.error)
             if not key:
                 return
             before = key
@@ -127,24 +127,26 @@ def readable(database: Database, family: bytes, said: Said) -> Iterator[tuple[by
         records.close()
 
 
-def _find_rules(database: Database, found: ArchiveSurvey, said: Said) -> None:
+def _find_rules(database: Database, found: ArchiveSurvey, reporter: DamageReporter) -> None:
     numbers = set(_rule_numbers(database.db))
     damaged = []
-    for key, value in readable(database, ARCHIVE_RULE, said):
+    for key, value in readable(database, ARCHIVE_RULE, reporter):
         try:
             rule = schema.decode_rule(key, value)
             if any(rule.number == other.number for other in found.rules.values()):
                 raise SchemaError(f"another rule has number {rule.number}, too")
             found.rules[rule.topic_filter] = rule
         except SchemaError as error:
-            said(key, "a rule", error)
+            reporter(key, "a rule", error)
             damaged.append(key[1:])
     found.aside = numbers - {rule.number for rule in found.rules.values()}
     if len(damaged) == len(found.aside) == 1:  # the damaged rule is that of the blocks
         number = found.aside.pop()
         found.rules[damaged[0]] = schema.Rule(damaged[0], number, 0, HIGHEST, HIGHEST)
     for number in found.aside:
-        said(schema.blocks_of(number), f"blocks of rule {number} are set aside", SchemaError("the rule is not known"))
+        reporter(
+            schema.blocks_of(number), f"blocks of rule {number} are set aside", SchemaError("the rule is not known")
+        )
 
 
 def _rule_numbers(db: plyvel.DB) -> Iterator[int]:
@@ -161,7 +163,7 @@ def _rule_numbers(db: plyvel.DB) -> Iterator[int]:
         number += 1
 
 
-def _given(database: Database, said: Said) -> int:
+def _given(database: Database, reporter: DamageReporter) -> int:
     # the highest number that was given out
     highest = 0
     for key in (NUMBER, COUNTERS):
@@ -172,11 +174,13 @@ def _given(database: Database, said: Said) -> int:
                     highest, decode_number(value) if key == NUMBER else decode_counters(value).get("number", 0) << 8
                 )
         except (plyvel.CorruptionError, SchemaError, ValueError) as error:
-            said(key, "the last number that was given", error)
+            reporter(key, "the last number that was given", error)
     return highest
 
 
-def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], said: Said) -> Iterator[SequenceEnds]:
+def _sequences(
+    db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], reporter: DamageReporter
+) -> Iterator[SequenceEnds]:
     # begins behind removed blocks: LevelDB would walk over each deleted key
     origin = 0
     while origin < _ORIGINS:
@@ -195,13 +199,13 @@ def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], sa
             if found != origin:
                 origin = found
                 continue
-            yield _held(db, key, value, records, said)
+            yield _held(db, key, value, records, reporter)
             origin += 1
         finally:
             records.close()
 
 
-def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said) -> SequenceEnds:
+def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, reporter: DamageReporter) -> SequenceEnds:
     # the sequence that begins with this block
     rule, origin, first = schema.split_block(key)
     begin, passed = None, 0
@@ -210,7 +214,7 @@ def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said
             begin = schema.decode_head(value)
             break
         except SchemaError as error:
-            said(key, "a block", error)
+            reporter(key, "a block", error)
         passed += len(key) + len(value)
         key, value = records.next()
         if key[: len(schema.sequence(rule, origin))] != schema.sequence(rule, origin):
@@ -228,7 +232,7 @@ def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said
             end = schema.decode_head(value)
             break
         except SchemaError as error:
-            said(key, "a block", error)
+            reporter(key, "a block", error)
         key, value = last_of(db, schema.sequence(rule, origin), key)
     return SequenceEnds(
         origin, first, first if begin is None or passed else begin.first, last, messages_before, bytes_before,

@@ -3,7 +3,7 @@
 The store's writer does this between commits, a slice at a time. Bytes are those of keys and values of blocks; each
 block has the count of bytes before it in its sequence, so the size of a rule is a subtraction, after a restart, too.
 
-A rule that exceeds its size is reduced by a *stretch* more than necessary, and that stretch is compacted at once, in
+A rule that exceeds its size is reduced by a *step* more than necessary, and that step is compacted at once, in
 a thread of its own: LevelDB releases disk space where whole tables are deleted, and frequent small compactions would
 rewrite the rest of the archive over and over. The limit used is lower than the configured one by a *margin*, for data
 that is written and not merged yet. So the archive takes the configured size on the disk, not twice the write buffers
@@ -21,7 +21,7 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store.archive.ends import ArchiveSurvey, Said
+from leveldb_store.archive.ends import ArchiveSurvey, DamageReporter
 from leveldb_store.engine.database import Database
 from leveldb_store.engine.readable import Readable, readable
 from leveldb_store.format import archive_schema as schema
@@ -30,17 +30,17 @@ from leveldb_store.format.schema import U64, SchemaError
 
 SLICE_BLOCKS: Final = 500  # examined per slice: one to two milliseconds when they are small
 SLICE_BYTES: Final = 2 << 20
-STRETCH_SHARE: Final = 32  # a stretch is this fraction of the rule's size
-STRETCH_BUFFERS: Final = 2  # at least so many write buffers; a smaller one costs more to compact than it releases,
-STRETCH_SHARE_MIN: Final = 16  # ... unless that is more than this fraction of the rule's size
-STRETCH_BYTES_MAX: Final = 256 << 20
+STEP_SHARE: Final = 32  # a step is this fraction of the rule's size
+STEP_BUFFERS: Final = 2  # at least so many write buffers; a smaller one costs more to compact than it releases,
+STEP_SHARE_MIN: Final = 16  # ... unless that is more than this fraction of the rule's size
+STEP_BYTES_MAX: Final = 256 << 20
 COMPACT_BYTES_MIN: Final = 4 << 20  # deleted bytes of one rule; fewer are not worth a compaction
 MARGIN_SHARE: Final = 16
 MARGIN_BUFFERS: Final = 4  # write buffers
 PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while a compaction runs or is due
 PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # size of a commit meanwhile
 READY_FILES: Final = ((0, 2), (1, 24))  # highest numbers of tables at a level of LevelDB with which a compaction ends
-BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: beyond it the pace is reduced in proportion,
+BEHIND_STEPS: Final = 1.25  # deleted and not compacted: beyond it the pace is reduced in proportion,
 BEHIND_MAX: Final = 4.0  # ... at most by this factor
 PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
 LOOK_SECONDS_MAX: Final = 60.0  # between two checks of the age: a hundredth of the age, and not longer than this
@@ -54,9 +54,9 @@ class _Kept:
 
     def __init__(self, rule: schema.Rule, buffer: int) -> None:
         self.rule = rule
-        least = min(STRETCH_BUFFERS * buffer, rule.bytes_max // STRETCH_SHARE_MIN)
-        self.stretch = min(max(rule.bytes_max // STRETCH_SHARE, least, 1), STRETCH_BYTES_MAX)
-        self.worth = max(self.stretch, COMPACT_BYTES_MIN)
+        least = min(STEP_BUFFERS * buffer, rule.bytes_max // STEP_SHARE_MIN)
+        self.step = min(max(rule.bytes_max // STEP_SHARE, least, 1), STEP_BYTES_MAX)
+        self.worth = max(self.step, COMPACT_BYTES_MIN)
         """Bytes compacted together."""
         self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, MARGIN_BUFFERS * buffer)
         self.target = self.most
@@ -84,7 +84,7 @@ class _Kept:
         """Whether it holds more than allowed."""
         held = self.held
         if held > self.most:
-            self.target = self.most - self.stretch
+            self.target = self.most - self.step
         elif held <= self.target:
             self.target = self.most
         return held > self.target
@@ -99,7 +99,7 @@ class Retention:
         worker: int,
         rules: Sequence[schema.Rule],
         found: ArchiveSurvey,
-        said: Said,
+        reporter: DamageReporter,
     ) -> None:
         self.removed = found.removed
         """(rule, origin) -> the highest number removed. Set here before the removal."""
@@ -107,7 +107,7 @@ class Retention:
         self.removed_bytes = 0
         self._database = database
         self._worker = worker
-        self._said = said
+        self._reporter = reporter
         self._kept: dict[int, _Kept] = {}
         self._next = 0.0
         self._wall_behind = time.time() - time.monotonic()
@@ -156,7 +156,7 @@ class Retention:
                 is_all = self._delete(batch, kept, wall_ms, written)
             except plyvel.Error as error:  # a temporary error: no descriptor, no memory
                 kept.look_at = kept.again_at = now + AGAIN_SECONDS
-                self._said(b"", "nothing can be removed, which is tried again every minute", error)
+                self._reporter(b"", "nothing can be removed, which is tried again every minute", error)
                 continue
             if not is_all:
                 self._next = now
@@ -177,7 +177,7 @@ class Retention:
         with contextlib.ExitStack() as stack:
             fronts = []
             for origin in kept.ends:
-                front = _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), self._said)
+                front = _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), self._reporter)
                 stack.callback(front.close)
                 fronts.append(front)
                 self._begin(kept, front, 0)
@@ -270,7 +270,7 @@ class Retention:
 
     def _behind(self) -> float:
         # the amount waiting for compaction as a multiple of what is allowed; 0: within the limit
-        worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.worth) for kept in self._kept.values()), default=0)
+        worst = max((kept.deleted_bytes / (BEHIND_STEPS * kept.worth) for kept in self._kept.values()), default=0)
         return min(worst, BEHIND_MAX) if worst > 1 else 0.0
 
     @property
@@ -303,7 +303,7 @@ class Retention:
 class _Front:
     """The oldest readable block of a sequence."""
 
-    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, said: Said) -> None:
+    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, reporter: DamageReporter) -> None:
         self.origin = origin
         self.key = b""
         self.last = HIGHEST
@@ -313,7 +313,7 @@ class _Front:
         """Its head; None: damaged."""
         self.is_broken = False
         """Whether something before it could not be read."""
-        self._said = said
+        self._reporter = reporter
         self._blocks = Readable(
             db, schema.block_key(number, origin, removed + 1), schema.block_key(number, origin, HIGHEST)
         )
@@ -325,9 +325,9 @@ class _Front:
         self.key, value = self._blocks.next()
         if self._blocks.error is not None:
             self.is_broken = True
-            self._said(before, "what follows cannot be read", self._blocks.error)
+            self._reporter(before, "what follows cannot be read", self._blocks.error)
         while self.key and len(self.key) != schema.BLOCK_KEY_BYTES:
-            self._said(self.key, "no key of a block", SchemaError("it is left where it is"))
+            self._reporter(self.key, "no key of a block", SchemaError("it is left where it is"))
             self.key, value = self._blocks.next()
         self.last, self.head = HIGHEST, None
         if self.key:
@@ -335,7 +335,7 @@ class _Front:
             try:
                 self.head = schema.decode_head(value)
             except SchemaError as error:
-                self._said(self.key, "a block", error)
+                self._reporter(self.key, "a block", error)
 
     def close(self) -> None:
         """Close the iterators."""

@@ -2,9 +2,9 @@
 
 Deleted data leaves the disk when its table is compacted. LevelDB itself drops short-lived data when its newest tables
 are merged: compacting earlier would only rewrite everything else once more. So a range of the log in which much was
-deleted *rests* first: until so much was written that LevelDB has merged those tables, or hardly anything is written any
-more, or it has rested for long enough. Then its size on the disk is measured. If it is worth it, and a good part of it
-was deleted, the range is compacted, in a thread of its own: commits go on meanwhile.
+deleted is not compacted at once. It *rests* until so much has been written that LevelDB has merged those tables, or
+hardly anything is being written, or it has rested for long enough. Then its size on the disk is measured. If it is
+worth it, and a good part of it was deleted, the range is compacted, in a thread of its own: commits go on meanwhile.
 """
 
 from __future__ import annotations

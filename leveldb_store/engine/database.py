@@ -167,7 +167,7 @@ class Database:
         with self.lock, self.archive_lock:
             self.db.close()
             if isinstance(why, plyvel.CorruptionError) and not self._is_strict:
-                self.db = self._repaired(told(why), self._say, is_read=True)
+                self.db = self._repaired(error_text(why), self._say, is_read=True)
             else:
                 self.db = self._open(create=False)
 
@@ -246,17 +246,17 @@ class Database:
                 time.sleep(_AGAIN_SECONDS)
                 return self._open_or_repair(say, until)
             if "No such file" not in str(error) and "NotFound" not in str(error):
-                raise StoreError(f"the store {self.path} cannot be opened: {told(error)}") from None
-            return self._repaired(told(error), say)
+                raise StoreError(f"the store {self.path} cannot be opened: {error_text(error)}") from None
+            return self._repaired(error_text(error), say)
         except plyvel.Error as error:
             if not is_there:
-                raise StoreError(f"the store {self.path} cannot be made: {told(error)}") from None
+                raise StoreError(f"the store {self.path} cannot be made: {error_text(error)}") from None
             torn = sum(cut_torn_end(file) for kind in ("*.log", "MANIFEST-*") for file in self.path.glob(kind))
             if torn:
                 say(f"the last record of the store {self.path} is torn: {torn} bytes, never durable, are left out")
                 with contextlib.suppress(plyvel.Error):
                     return self._open(create=False)
-            return self._repaired(told(error), say)
+            return self._repaired(error_text(error), say)
 
     def _repaired(self, why: str, say: Callable[[str], None], is_read: bool = False) -> plyvel.DB:
         # `is_read`: it can be opened, but not be read
@@ -282,7 +282,7 @@ class Database:
                 db = self._open(create=False)
         except (plyvel.Error, OSError) as error:
             raise StoreError(
-                f"the store {self.path} is damaged ({why}) and cannot be repaired: {told(error)}"
+                f"the store {self.path} is damaged ({why}) and cannot be repaired: {error_text(error)}"
             ) from None
         say(f"the store {self.path} is repaired, {lost} bytes of its logs were lost; as it was: {copy}")
         return db
@@ -298,7 +298,7 @@ class Database:
                 return
             version = schema.decode_u32(value)
         except (plyvel.Error, schema.SchemaError) as error:
-            raise StoreError(f"the store {self.path} does not say its schema: {told(error)}") from None
+            raise StoreError(f"the store {self.path} does not say its schema: {error_text(error)}") from None
         if (wrong := schema.unread_version(version)) is not None:
             raise StoreError(f"the store {self.path} has {wrong}")
         if version != schema.VERSION:
@@ -325,7 +325,7 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return LevelDB's error as text."""
     said = error.args[0] if error.args else ""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(error) or type(error).__name__

@@ -143,7 +143,7 @@ def opened(path: Path) -> plyvel.DB:
             bloom_filter_bits=10,
         )
     except plyvel.Error as error:
-        raise CloneError(f"{path}: cannot be opened: {_told(error)}") from None
+        raise CloneError(f"{path}: cannot be opened: {_error_text(error)}") from None
 
 
 @contextlib.contextmanager
@@ -434,6 +434,6 @@ def _empty(directory: Path) -> None:
         file.unlink()
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     said = error.args[0] if error.args else ""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

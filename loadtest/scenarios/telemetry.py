@@ -16,7 +16,7 @@ class TelemetryFleet(Role):
     weight = 40
     topic = "fleet/%i/telemetry"
     listening: ClassVar[int] = 10
-    """Every how manieth hears itself: a sample of the time to a subscriber."""
+    """One device in this many subscribes to its own topic, as a sample of the delivery time."""
 
     def on_start(self) -> None:
         """Connect."""

@@ -8,7 +8,7 @@
     384 ..   histograms: HISTOGRAM_PLACES each
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
-Only the worker writes its row, and after its death, until its successor is forked, the supervisor (`bury`). Gauges are
+Only the worker writes its row, and after its death, until its successor is forked, the supervisor (`settle_row`). Gauges are
 amounts of a living worker; everything else only rises, over all incarnations of a worker. The claim of sessions is left
 for the successor to set: the sessions in a store exist also while no worker serves them.
 """
@@ -53,7 +53,7 @@ cpdef enum:
     ACCEPT_ERRORS
     KEEP_ALIVE_TIMEOUTS
     PROTOCOL_ERRORS
-    INTERNAL_ERRORS                 # exceptions of ours while processing a packet: its connection was closed
+    INTERNAL_ERRORS                 # exceptions while processing a packet: its connection was closed
     # traffic
     BYTES_RECEIVED
     BYTES_SENT
@@ -97,7 +97,7 @@ cpdef enum:
     DROPPED_WORKER_LOST
     # share groups
     SHARED_WAITED                   # no member had room for a message when it arrived: it was queued for one
-    SHARED_AGAIN                    # chosen a second time: refused, its worker died, or its member left
+    SHARED_REASSIGNED                    # chosen a second time: refused, its worker died, or its member left
     # limits that were reached (see broker/config/limits.py)
     PACKETS_TOO_LARGE               # packet_bytes_max
     CONNECTS_TOO_LARGE              # connect_bytes_max

@@ -91,7 +91,7 @@ DROPPED_NO_MEMBER: Final[int]
 DROPPED_OVERTAKEN: Final[int]
 DROPPED_WORKER_LOST: Final[int]
 SHARED_WAITED: Final[int]
-SHARED_AGAIN: Final[int]
+SHARED_REASSIGNED: Final[int]
 PACKETS_TOO_LARGE: Final[int]
 CONNECTS_TOO_LARGE: Final[int]
 TOPICS_TOO_LONG: Final[int]
@@ -165,7 +165,7 @@ def is_gauge(counter: int) -> bool:
     """Return whether a counter is a gauge: an amount of a living worker, not a count of events."""
 
 def in_hand(row: Any) -> tuple[str, str] | None: ...
-def bury(row: Any) -> int:
+def settle_row(row: Any) -> int:
     """Close the books of a dead worker's row; return the copies lost with its memory, now counted as worker_lost."""
 
 @final

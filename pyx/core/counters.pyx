@@ -120,8 +120,8 @@ def is_gauge(int counter):
     return INCARNATION <= counter < CONNECTIONS_ACCEPTED
 
 
-def bury(row):
-    """Close the books of a dead worker; for the supervisor. Its connections are closed, its gauges read 0, and the
+def settle_row(row):
+    """Settle the row of a dead worker; for the supervisor. Its connections are closed, its gauges read 0, and the
     copies in its memory are dropped: matched - (delivered + dropped) is counted as `worker_lost`. Returns their
     number."""
     cdef Row r = Row(row)
@@ -148,7 +148,7 @@ def bury(row):
 
 def in_hand(row):
     """Return (client id or address, packet) that a dead worker was processing, from its row; None: nothing of a
-    client's. For the supervisor, before `bury`."""
+    client's. For the supervisor, before `settle_row`."""
     cdef Row r = Row(row)
     cdef uint64_t noted = r.at[NOTE_AT]
     cdef uint8_t kind = noted >> 8 & 0xFF

@@ -11,7 +11,7 @@ from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Matches, Subscriptions
 
 
-cdef enum Verdict:
+cdef enum Decision:
     TAKEN = 0
     HELD = 1                        # not yet: leave it in the inbox; the connection is paused and will be resumed
     REFUSED = 2                     # it has waited for too long: not accepted

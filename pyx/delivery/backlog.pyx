@@ -80,8 +80,8 @@ cdef class Backlog(Sender):
         return 0
 
     def serve_ready(self):
-        """Let the sessions that are behind and have room read on. Call it after `commit`: the messages of this tick can
-        be read then."""
+        """Let the sessions that are behind and have room read on. Call it when the block of this tick has been
+        appended: its messages can be read then."""
         cdef uint32_t i, n
         cdef Session s
         cdef Mark mark

@@ -187,7 +187,7 @@ cdef class Bounding(Bounds):
             if e.group != NULL or e.filter.index == NULL:
                 continue
             drop_formers(&self.subscriptions.formers, e, s.cursor)
-            # only the stretches for which the index is kept: messages between them are in another index, or are not
+            # only the spans for which the index is kept: messages between them are in another index, or are not
             # wanted
             at = e.former
             while at:
@@ -326,7 +326,7 @@ cdef class Bounding(Bounds):
         if total <= rule.messages_max and size <= rule.bytes_max:
             return 0
         if s.holes is not None and rule.full == DROP_OLDEST:
-            # without stretches of the log that were never for it, or that it lost under another rule
+            # without spans of the log that were never for it, or that it lost under another rule
             total, size = self.unread_after(s, s.cursor)
             if total <= rule.messages_max and size <= rule.bytes_max:
                 return 0

@@ -93,7 +93,7 @@ cdef class HandingOn:
 
     cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                             uint64_t* others) except -1:
-        # an error of ours concerns this message only, not the batch
+        # an internal error concerns this message only, not the batch
         try:
             return self.again(e, payloads, used, offline, without, others)
         except Exception as error:
@@ -123,7 +123,7 @@ cdef class HandingOn:
         others[0] |= self.in_hand.mask
         self.in_hand.held = None
         if taken:
-            self.counters.at[count.SHARED_AGAIN] += 1
+            self.counters.at[count.SHARED_REASSIGNED] += 1
         return taken
 
     cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1:
@@ -159,5 +159,5 @@ cdef class HandingOn:
         self.in_hand.held = None
         if taken:
             self.counters.at[count.MATCHED] -= 1
-            self.counters.at[count.SHARED_AGAIN] += 1
+            self.counters.at[count.SHARED_REASSIGNED] += 1
         return taken

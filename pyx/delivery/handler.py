@@ -1,7 +1,7 @@
 """The interface through which the data path calls the broker: `RouterState.handler`.
 
 Router, Dispatch and Reactor decide nothing about clients. They call these methods, in the tick of the event; an
-exception of one is handled as an error of ours for that connection (`internal_error`).
+exception of one is handled as an internal error of that connection (`internal_error`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Handler(Protocol):
 
     # ------------------------------------------------------------ siblings
 
-    def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
+    def sibling_message(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Handle a message from a sibling's broker (`Peers.tell`). Raises nothing."""
 
     def hold(self, peers: int) -> None:
@@ -112,7 +112,7 @@ class Handler(Protocol):
     def work_on(self) -> bool:
         """Do a piece of long work. Return False after the last one."""
 
-    # ------------------------------------------------------------ errors of ours, which are counted
+    # ------------------------------------------------------------ internal errors, which are counted
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
         """End the connection for which the error occurred. Raises nothing."""

@@ -34,8 +34,8 @@ cdef class Journal:
     cdef Block block
     # a block of very many indexes, being appended in pieces; or None. Until its end the log is not read and nothing is
     # committed: all changes made meanwhile are committed with it
-    cdef Block laid
-    cdef public uint32_t laid_at_once   # indexes in a piece
+    cdef Block appending
+    cdef public uint32_t indexes_at_once   # indexes in a piece
     cdef public uint64_t durable_ticket
     cdef uint64_t last_ticket
     cdef list keys                      # LogKeys of all indexes

@@ -12,7 +12,7 @@ class Journal:
 
     store: Any
     durable_ticket: int
-    laid_at_once: int
+    indexes_at_once: int
     on_durable: Callable[[], object] | None
     def set_durabilities(self, rules: list[tuple[bytes, bool]], others: bool) -> None: ...
     def set_archive(self, archive: Any) -> None: ...

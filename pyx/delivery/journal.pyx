@@ -14,7 +14,7 @@ from pyx.core.little_endian cimport put64
 from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, progress, work
 from pyx.delivery.connection cimport CLOSING, Connection
 from pyx.delivery.publish_in_hand cimport PublishInHand
-from pyx.delivery.router_state cimport LAID, NAMED, NUMBER_WORKER_BITS, RouterState, SLICE
+from pyx.delivery.router_state cimport INDEXES_AT_ONCE, NAMED, NUMBER_WORKER_BITS, RouterState, SLICE
 from pyx.matching.subscriptions cimport Filter, Matches, filter_text
 from pyx.protocol.message cimport Content
 from pyx.protocol.topics cimport topic_matches
@@ -49,7 +49,7 @@ cdef class Journal:
         self.on_durable = None
         self.retained_changes = {}
         self.block = Block(1)
-        self.laid_at_once = LAID
+        self.indexes_at_once = INDEXES_AT_ONCE
 
     cdef LogKey key_of(self, Filter* f):
         cdef LogKey key

@@ -140,7 +140,7 @@ cdef class Peers:
 
     def tell(self, int peer, bytes kind not None, bytes payload not None):
         """Send a message to the broker of a sibling, in order with the publishes for it. It arrives as
-        `handler.told(peer, kind, payload)`."""
+        `handler.sibling_message(peer, kind, payload)`."""
         cdef Content c
         memset(&c, 0, sizeof(c))
         c.topic = <const uint8_t*><const char*>kind

@@ -29,7 +29,8 @@ Each knows the parts above it in this list. To call a part further down it decla
 (implemented by Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Enrolling).
 
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
-commit -> serve_ready -> (links take the batches) -> release_acks -> the reactor sends the outboxes in `dirty`.
+append_block -> serve_ready -> commit -> (links take the batches) -> release_acks -> the reactor sends the outboxes in
+`dirty`.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
 
@@ -89,7 +90,7 @@ cdef class Router:
     cdef int route(self, Matches* m) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1
-    cdef int lay(self) except -1
+    cdef int append_piece(self) except -1
     cdef int finish_log(self) except -1
     cdef int hand_off(self) except -1
     cdef int forward_all(self) except -1

@@ -193,7 +193,7 @@ cdef class Router:
         cdef bint synced, waited
         cdef Mark mark
         self.append_block()
-        while self.journal.laid is not None:
+        while self.journal.appending is not None:
             self.append_block()
         callback_begins(&mark)
         waited = self.journal.recorded or self.journal.archive_awaited
@@ -246,20 +246,20 @@ cdef class Router:
         # append the tick's block to the log: readable from now on; a block of very many indexes with its last piece
         cdef list keys
         cdef Mark mark
-        cdef bint meanwhile = self.journal.laid is not None
+        cdef bint meanwhile = self.journal.appending is not None
         if meanwhile:
-            self.lay()
-            if self.journal.laid is not None:
+            self.append_piece()
+            if self.journal.appending is not None:
                 return 0
         self.state.takes_none = False
         if self.state.next_position == self.journal.block.first:
             return 0
-        if len(self.journal.block.keys) > self.journal.laid_at_once:
+        if len(self.journal.block.keys) > self.journal.indexes_at_once:
             self.journal.block.seal()
-            self.journal.laid = self.journal.block
+            self.journal.appending = self.journal.block
             self.journal.block = Block(self.state.next_position)
             self.state.takes_none = meanwhile     # else it might never end
-            return self.lay()
+            return self.append_piece()
         callback_begins(&mark)
         keys = self.journal.block.keys
         self.journal.store.append(self.journal.block)
@@ -270,21 +270,21 @@ cdef class Router:
         return 0
 
     @property
-    def is_laying(self):
+    def is_appending(self):
         """Whether a block of very many indexes is being appended: until its end nothing can be committed."""
-        return self.journal.laid is not None
+        return self.journal.appending is not None
 
-    cdef int lay(self) except -1:
+    cdef int append_piece(self) except -1:
         # append one piece of the block
         cdef list keys
         cdef Mark mark
         callback_begins(&mark)
-        self.journal.store.append(self.journal.laid, self.journal.laid_at_once)
+        self.journal.store.append(self.journal.appending, self.journal.indexes_at_once)
         self.journal.recorded = self.state.keeps
         self.state.unfinished = True
-        if self.journal.laid.left == 0:
-            keys = self.journal.laid.keys
-            self.journal.laid = None
+        if self.journal.appending.left == 0:
+            keys = self.journal.appending.keys
+            self.journal.appending = None
             self.sweeping.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
@@ -307,12 +307,12 @@ cdef class Router:
             callback_begins(&part)
             self.windows.send_deferred()
             callback_ends(&part, DEFERRED)
-        if self.state.next_position != self.journal.block.first or self.journal.laid is not None:
+        if self.state.next_position != self.journal.block.first or self.journal.appending is not None:
             self.append_block()
-        if self.journal.laid is None:
+        if self.journal.appending is None:
             self.finish_log()
         self.state.tick += 1
-        if self.journal.laid is None:
+        if self.journal.appending is None:
             self.state.round_until = self.state.effort() + ROUND
         else:
             self.state.round_until = 0 if self.state.takes_none else self.state.effort() + SLICE
@@ -320,7 +320,7 @@ cdef class Router:
             callback_begins(&part)
             self.answering.release_acks()
             callback_ends(&part, ACKS)
-            if self.journal.laid is None:
+            if self.journal.appending is None:
                 if self.state.ready.count:
                     self.backlog.serve_ready()
                 if self.peers.entries_added:
@@ -329,7 +329,7 @@ cdef class Router:
             callback_begins(&part)
             self.tell_drained()
             callback_ends(&part, DRAINED)
-        if self.journal.recorded and self.journal.laid is None:
+        if self.journal.recorded and self.journal.appending is None:
             self.commit()                   # records made since
         self.state.clock.tell()
         callback_ends(&mark, TICK)

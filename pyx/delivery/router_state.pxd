@@ -25,7 +25,7 @@ cdef enum:
     ROUND = 5 * TURN                # ... of all connections and siblings, after which publishes wait for the next tick
     SHARE = 500                     # ns of work, nominal: for a share group that matches a publish
     NAMED = 6000                    # ... for an index of the log that gets messages of a tick
-    LAID = 1000                     # such indexes appended at a time
+    INDEXES_AT_ONCE = 1000                     # such indexes appended at a time
     OWN_FRAME_BYTES = 8192          # mesh payloads from this size on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8

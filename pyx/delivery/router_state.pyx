@@ -128,8 +128,8 @@ cdef class RouterState:
         return 0
 
     def take_dirty(self):
-        """Return the connections with output since the last call: for tests and the simulation (the reactor iterates
-        over the list)."""
+        """Return the connections with output since the last call: for tests and the simulation (`Sending.flush_all`
+        iterates over the list)."""
         cdef uint32_t i
         out = []
         for i in range(self.dirty.count):
@@ -141,7 +141,7 @@ cdef class RouterState:
 
     def take_output(self, Connection conn not None):
         """Take and return all bytes of its outbox; its session may read on. It replaces the kernel in tests and in the
-        simulation (see the reactor's flush)."""
+        simulation (see `Sending.flush`)."""
         cdef iovec[64] v
         cdef size_t total = 0
         cdef int n, i
@@ -191,8 +191,8 @@ cdef class RouterState:
             self.closing.append((conn, reason, why))
 
     cpdef int fail(self, Connection conn, error) except -1:
-        """Handle an error of ours while processing anything of this client (the single entry for these). Its connection
-        ends, others continue."""
+        """Handle an internal error while processing anything of this client (the single entry for these). Its
+        connection ends, others continue."""
         self.counters.at[count.INTERNAL_ERRORS] += 1
         self.handler.internal_error(conn, error)
         return 0

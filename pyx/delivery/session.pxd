@@ -170,7 +170,7 @@ cdef class Session:             # one for each client: without padding; state th
     # before a subscription is replaced by one that would not get its queued messages: keep its options up to `last`
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
     cdef list formers(self, const Formers* formers, const Membership* e)
-    # add their stretches of the log to the spans
+    # add their parts of the log to the spans
     cdef bint wants_formers(self, const Formers* formers, const Membership* e, set spans) except -1
 
 

@@ -374,7 +374,7 @@ cdef class Session:
         return 0
 
     cdef list formers(self, const Formers* formers, const Membership* e):
-        # [(options, position behind which it begins, position with which it ends)] of the stretches of the log that are
+        # [(options, position behind which it begins, position with which it ends)] of the spans of the log that are
         # still to be sent under former options
         cdef const Former* former
         cdef uint32_t i = e.former

@@ -196,7 +196,7 @@ cdef class Siblings:
                     continue
                 work(PYTHON)
                 self.state.spent += PYTHON
-                self.state.handler.told(
+                self.state.handler.sibling_message(
                     peer, PyBytes_FromStringAndSize(<const char*>e.content.topic, e.content.topic_len),
                     PyBytes_FromStringAndSize(<const char*>e.content.payload, e.content.payload_len))
                 position += 1

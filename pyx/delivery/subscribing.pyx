@@ -66,7 +66,7 @@ cdef class Subscribing:
 
     def since(self, Session s not None, bytes text not None):
         """Return (log position behind which its subscription to this Topic Filter is valid: messages before it were
-        published earlier, or not wanted; stretches before it still to be sent, as from `Session.formers`)."""
+        published earlier, or not wanted; spans before it still to be sent, as from `Session.formers`)."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
         if held < 0:

@@ -13,9 +13,9 @@ cdef class Sweep:
     cdef uint64_t over              # a session with its cursor before this position may exceed its bound
     cdef uint64_t lowest            # no session needs messages at or before this position
     cdef uint64_t open_from         # a session needs all messages behind this one
-    cdef set spans                  # (from behind, up to): stretches needed before that
-    cdef list runs                  # lists of such stretches, each sorted
-    cdef object parts               # iterator over all stretches, rising; None: not all sessions were examined
+    cdef set spans                  # (from behind, up to): needed before that
+    cdef list runs                  # lists of such spans, each sorted
+    cdef object parts               # iterator over all spans, rising; None: not all sessions were examined
     cdef uint64_t at                # done up to this position
     cdef bint needed
     cdef bint is_old                # subscribers may have been added since its begin

@@ -2,7 +2,7 @@
 is examined once a second (the *sweep*), a single index whenever it has grown by a thirty-second of a session's bound.
 
 An index is kept as its subscribers need it: from their lowest cursor on; between holes and in former memberships they
-may need single stretches of it. All of this is done in slices (`Bounding.slice`): the rest continues at the end of the
+may need single spans of it. All of this is done in slices (`Bounding.slice`): the rest continues at the end of the
 next tick.
 """
 from heapq import merge
@@ -26,7 +26,7 @@ from pyx.storage.records cimport LogKey
 cdef enum:
     RESTORED_SWEPT = 100        # restored indexes in one sweep: they must first be read from the store
     ASKED_AT_ONCE = 1000        # subscribers of an index
-    RUN = 1024                  # needed stretches of an index, sorted at once
+    RUN = 1024                  # needed spans of an index, sorted at once
 
 
 @cython.final
@@ -62,7 +62,7 @@ cdef class Sweeping:
     cdef int go_on(self) except -1:
         # a slice of the work that is too much for one callback; after the block of this tick was appended
         cdef Mark mark
-        if self.journal.laid is not None:
+        if self.journal.appending is not None:
             return 0
         callback_begins(&mark)
         self.bounding.begin_slice()
@@ -271,7 +271,7 @@ cdef class Sweeping:
         return 0
 
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
-        # the position behind which the session needs everything; stretches needed before that go into `spans`, as (from
+        # the position behind which the session needs everything; spans needed before that go into `spans`, as (from
         # behind, up to). Messages dropped at its limit (drop_newest) are not needed: else they would be held until
         # the session has read the rest, however long it stays away
         cdef uint64_t at = s.cursor, a, z

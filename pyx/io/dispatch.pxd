@@ -28,7 +28,7 @@ cdef class Dispatch:
     # handles n bytes at p, the first of them possibly left over from before. p must not point into conn.part
     cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1
     cdef int take_part(self, Connection conn) except -1
-    cdef int take_guarded(self, Connection conn) except -1      # take_part; an error of ours ends the connection
+    cdef int take_guarded(self, Connection conn) except -1      # take_part; an internal error ends the connection
     cpdef int carry_on(self, Connection conn) except -1
     cdef int carry(self, Connection conn) except -1             # continues with its packets in the next tick
     cdef int failed(self, Connection conn, error) except -1

@@ -5,7 +5,7 @@ A poller (`pyx.io.poller`) reports which sockets are ready; the reactor decides 
 bounds, timers and lingering.
 
 A round: collect the poller's events (one recv per readable connection into one shared buffer, decoded in place) ->
-the router's end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with
+the router's end of tick (sessions that read on, commit, entries for peers, acks) -> one send per connection with
 output. The event loop calls `poll` when the poller's descriptor is readable, and `poll` continues while there is work,
 for a bounded number of rounds.
 
@@ -243,7 +243,7 @@ cdef class Reactor:
                 self.resume()
             self.sending.flush_all()
             tries += 1
-            if self.router.journal.laid is not None or \
+            if self.router.journal.appending is not None or \
                     self.state.ready.count == 0 and not self.state.closing and not self.state.drained and \
                     not self.router.has_messages():
                 break

@@ -12,7 +12,7 @@ from pyx.core.tables cimport Table
 from pyx.matching.filters cimport Filter
 
 
-cdef struct Node:               # a level of the trie: see subscriptions.pyx
+cdef struct Node:               # a level of the trie: see trie.pyx
     uint64_t hash
     Node* parent
     Node* plus

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""Packet classes for Python, one each. PUBLISH and its acks are C structs (codec.pxd) on the data path; their classes
-here are for tests and tools."""
+"""Packet classes for Python, one each. PUBLISH and its acks are C structs (decoders.pxd) on the data path; their
+classes here are for tests and tools."""
 import cython
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t

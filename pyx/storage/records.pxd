@@ -24,7 +24,7 @@ cdef class Batch:
     cdef readonly bint truncated    # more follows the last one
 
 
-cdef struct Laid:                   # an index's part of a block that is appended in pieces
+cdef struct IndexPart:                   # an index's part of a block that is appended in pieces
     uint32_t* records               # owned
     uint32_t count
 
@@ -35,8 +35,8 @@ cdef class Block:
     cdef readonly uint64_t bytes
     cdef list messages
     cdef list keys                  # LogKeys with records
-    cdef Laid* laid                 # by key, once it is sealed; else NULL
-    cdef uint32_t laid_count
+    cdef IndexPart* parts                 # by key, once it is sealed; else NULL
+    cdef uint32_t part_count
     cdef readonly uint32_t taken    # number of these already returned
 
     cdef int seal(self) except -1   # prepares appending it in pieces: the keys are ready for the next block

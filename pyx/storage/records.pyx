@@ -35,9 +35,9 @@ cdef class Block:
 
     def __dealloc__(self):
         cdef uint32_t i
-        for i in range(self.taken, self.laid_count):
-            free(self.laid[i].records)
-        free(self.laid)
+        for i in range(self.taken, self.part_count):
+            free(self.parts[i].records)
+        free(self.parts)
 
     @property
     def count(self):
@@ -51,7 +51,7 @@ cdef class Block:
     @property
     def left(self):
         """Number of indexes of a sealed block that `batches` has not returned yet."""
-        return self.laid_count - self.taken if self.laid != NULL else 0
+        return self.part_count - self.taken if self.parts != NULL else 0
 
     cdef uint32_t add(self, Message m) except? 0xFFFFFFFF:
         self.messages.append(m)
@@ -82,13 +82,13 @@ cdef class Block:
         cdef LogKey key
         cdef uint32_t n = <uint32_t>len(self.keys)
         work(n * VISIT)
-        self.laid = <Laid*>malloc((n if n else 1) * sizeof(Laid))
-        if self.laid == NULL:
+        self.parts = <IndexPart*>malloc((n if n else 1) * sizeof(IndexPart))
+        if self.parts == NULL:
             raise MemoryError
         for key in self.keys:
-            self.laid[self.laid_count].records = key.records
-            self.laid[self.laid_count].count = key.count
-            self.laid_count += 1
+            self.parts[self.part_count].records = key.records
+            self.parts[self.part_count].count = key.count
+            self.part_count += 1
             key.records = NULL
             key.count = key.cap = 0
         return 0
@@ -99,12 +99,12 @@ cdef class Block:
         cdef LogKey key
         cdef uint32_t n
         out = []
-        if self.laid != NULL:
-            n = self.laid_count - self.taken
+        if self.parts != NULL:
+            n = self.part_count - self.taken
             for _ in range(n if most == 0 else min(n, most)):
                 key = self.keys[self.taken]
-                out.append((key.name, self.batch_of(self.laid[self.taken].records, self.laid[self.taken].count)))
-                free(self.laid[self.taken].records)
+                out.append((key.name, self.batch_of(self.parts[self.taken].records, self.parts[self.taken].count)))
+                free(self.parts[self.taken].records)
                 self.taken += 1
             return out
         for key in self.keys:

@@ -98,7 +98,7 @@ def topic_traffic(events: DataFrame) -> DataFrame:
     table="events",
     columns=("host", "number", "kind", "client", "filter", "messages_out"),
     title="Balance of shared groups",
-    look_at="A member with far more, or far less, than 1 time its fair part.",
+    look_at="Members with far more, or far less, than their fair share.",
     plot=Plot("bars", "client", ("messages",), by="share", unit="messages given to the member"),
 )
 def shared_groups(events: DataFrame) -> DataFrame:

@@ -64,7 +64,7 @@ _FLEET: Final = (
 _FLAPS: Final = Flood("flaps", "conn -c 2", 0.01)
 
 
-def work(out: Path, seconds: float, told: Callable[[str], None]) -> Published:
+def work(out: Path, seconds: float, say: Callable[[str], None]) -> Published:
     """Run a broker and its fleet, and take two snapshots: `out`/snapshots/during and after. Return the numbers
     published, by client and topic. Raises JobError.
     """
@@ -73,24 +73,24 @@ def work(out: Path, seconds: float, told: Callable[[str], None]) -> Published:
     (out / "mqttd.toml").write_text(_CONFIG)
     results = [out / f"{each.name}.json" for each in _FLEET]
     with _broker(out) as url, ExitStack() as started:
-        told(f"mqttd is ready at {url}; a fleet works for {seconds:g} s")
+        say(f"mqttd is ready at {url}; a fleet works for {seconds:g} s")
         _run(_AWAY.command(url, 60))
         floods = [
             started.enter_context(_started(each.command(url, seconds, result)))
             for each, result in zip(_FLEET, results, strict=True)
         ]
         _come_and_go(url, seconds / 2)
-        told(_snapshot(out / "data", snapshots / "during"))
+        say(_snapshot(out / "data", snapshots / "during"))
         _come_and_go(url, seconds / 2)
         for flood in floods:
             _ended(flood, "loadtest.flood", seconds + _PATIENCE_SECONDS)
-    told(_snapshot(out / "data", snapshots / "after"))
+    say(_snapshot(out / "data", snapshots / "after"))
     published: Published = Counter()
     for result in results:
         for each in json.loads(result.read_text())["published"]:
             published[each["client"], each["topic"]] += each["messages"]
         result.unlink()
-    told(f"the fleet has published {published.total():,} messages, by {len(published)} clients")
+    say(f"the fleet has published {published.total():,} messages, by {len(published)} clients")
     return published
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_options", "demo", "run"]
 
-Told = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
     look_for_programs()
     began = time.monotonic()
 
-    def told(line: str) -> None:
+    def say(line: str) -> None:
         print(f"{time.monotonic() - began:5.0f} s  {line}", flush=True)
 
     try:
@@ -54,10 +54,10 @@ def run(options: Namespace) -> int:
             raise JobError(f"{options.out}: is not empty")
     except OSError as error:
         raise JobError(f"{error.filename}: {error.strerror}") from None
-    published = work(options.out, options.seconds, told)
+    published = work(options.out, options.seconds, say)
     try:
         with session("demo", options.master) as spark, shown(spark, "demo"):
-            differences = demo(spark, options.out, published, told)
+            differences = demo(spark, options.out, published, say)
     except (PySparkException, Py4JError) as error:
         raise one_line(error) from None
     for line in differences:
@@ -81,7 +81,7 @@ def _is_there(name: str) -> bool:
         return False
 
 
-def demo(spark: SparkSession, out: Path, published: Published, told: Told) -> list[str]:
+def demo(spark: SparkSession, out: Path, published: Published, say: Say) -> list[str]:
     """Run every job and analysis on `out`/snapshots; return a line for each problem. Raises JobError."""
     from spark_etl.parquet import quality
     from spark_etl.parquet.job import found, parquet
@@ -91,15 +91,15 @@ def demo(spark: SparkSession, out: Path, published: Published, told: Told) -> li
     snapshots = str(out / "snapshots")
     differences = compare(spark, snapshots, published)
     if not differences:
-        told(f"{published.total():,} messages in the snapshots: the same, for each client and topic")
+        say(f"{published.total():,} messages in the snapshots: the same, for each client and topic")
     with Output(out / "parquet") as output:
         parquet(spark, found(snapshots), output)
-    told(f"snapshots  {snapshots}")
-    told(f"parquet    {out / 'parquet'}")
+    say(f"snapshots  {snapshots}")
+    say(f"parquet    {out / 'parquet'}")
     checks = quality.report(quality.Looked(spark, output, output.last(), found(snapshots)))["checks"]
     differences += [f"{check['name']}: {line}" for check in checks for line in check["findings"]]
     report.write(spark, snapshots, out / "report.html")
-    told(f"report     {out / 'report.html'}")
+    say(f"report     {out / 'report.html'}")
     return differences
 
 

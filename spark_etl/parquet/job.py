@@ -208,7 +208,7 @@ class _Taking:
         taken = (*self._before.snapshots, *map(taken_of, self._batch.snapshots))
         after = Commit(
             self._number, "parquet", (*self._before.files, *self._files), taken,
-            tuple(self._batch.sequences.told()), columns, tuple(tables),
+            tuple(self._batch.sequences.as_dicts()), columns, tuple(tables),
         )  # fmt: skip
         return self._output.commit(after), self._files
 

@@ -87,19 +87,19 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def write(spark: SparkSession, snapshots: str, out: Path, told: Callable[[str], None] = lambda _: None) -> None:
-    """Write the report of snapshots (a directory, several with commas, or a pattern). told: called with each step.
+def write(spark: SparkSession, snapshots: str, out: Path, say: Callable[[str], None] = lambda _: None) -> None:
+    """Write the report of snapshots (a directory, several with commas, or a pattern). say: called with each step.
     Raises OSError.
     """
-    out.write_text(page(spark, snapshots, told))
+    out.write_text(page(spark, snapshots, say))
 
 
-def page(spark: SparkSession, snapshots: str, told: Callable[[str], None] = lambda _: None) -> str:
+def page(spark: SparkSession, snapshots: str, say: Callable[[str], None] = lambda _: None) -> str:
     """Return the report as HTML."""
-    told("snapshots")
+    say("snapshots")
     stores, rules = (_collected(read(spark, name, snapshots)) for name in ("stores", "rules"))
     agreed = list(agreement(spark, find(snapshots)))
-    answers = {each.name: part for table in _tables() for each, part in _of_table(spark, table, snapshots, told)}
+    answers = {each.name: part for table in _tables() for each, part in _of_table(spark, table, snapshots, say)}
     links = "".join(f'<a href="#{each.name}">{html.escape(each.title)}</a> ' for each in ANALYSES.values())
     title = "What the snapshots say"
     parts = [
@@ -125,16 +125,16 @@ def _tables() -> list[str]:
 
 
 def _of_table(
-    spark: SparkSession, table: str, snapshots: str, told: Callable[[str], None]
+    spark: SparkSession, table: str, snapshots: str, say: Callable[[str], None]
 ) -> Iterator[tuple[Analysis, str]]:
     theirs = [each for each in ANALYSES.values() if each.table == table]
     needed = TABLES[table].chosen([name for each in theirs for name in each.columns])
-    told(f"table {table}")
+    say(f"table {table}")
     frame = once(table, read(spark, table, snapshots, [column.name for column in needed]))
     with _kept(frame) as rows:
         seconds = _step(rows)
         for each in theirs:
-            told(each.title)
+            say(each.title)
             with _kept(each(rows, seconds=seconds) if each.is_over_time else each(rows)) as made:
                 yield each, _of_analysis(each, made)
 

@@ -98,9 +98,10 @@ class Sequences:
             sequence = Sequence(each["host"], each["kind"], each["rule"], each["worker"])
             self._parts[sequence] = [SequencePart(*numbers) for numbers in each["stretches"]]
 
-    def told(self) -> list[dict[str, Any]]:
+    def as_dicts(self) -> list[dict[str, Any]]:
         """Return them as JSON."""
         return [
+            # "stretches": the name of the first release, which is on disk
             {**sequence._asdict(), "stretches": [[s.first, s.last, s.before, s.behind] for s in parts]}
             for sequence, parts in sorted(self._parts.items())
         ]

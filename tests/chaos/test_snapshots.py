@@ -54,13 +54,13 @@ class Round(NamedTuple):
 def take(crowd: Crowd, data: Path, out: Path) -> Manifest:
     """Take a snapshot while the crowd runs; return its manifest."""
     out.mkdir()
-    settled = data_dir.settled(str(data))
-    taking = Taking([Path(settled.path(str(data), worker)) for worker in range(settled.workers)], out)
+    layout = data_dir.read_layout(str(data))
+    taking = Taking([Path(layout.path(str(data), worker)) for worker in range(layout.workers)], out)
     made: list[Manifest] = []
 
     def work() -> None:
         taking.clone()
-        made.append(taking.finish("test", settled.epoch, settled.generation, settled.archive))
+        made.append(taking.finish("test", layout.epoch, layout.generation, layout.archive))
 
     thread = Thread(target=work)
     thread.start()

@@ -37,7 +37,7 @@ OTHERS = {
     "StoredSubscription": "its form, Subscription, has what is owed as well",
     "EventKind": "each has a form of its own",
     "Event": "likewise",
-    "Told": "what a peer is told: changes",
+    "InterestUpdate": "what a peer is told: changes",
 }
 
 

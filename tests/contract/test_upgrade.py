@@ -19,7 +19,7 @@ from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from leveldb_store.upgrade import STEPS, Steps, UpgradeError, upgrade
 from shards.child_process import ChildFailed, run_in_child
-from shards.data_dir import DataDir, DataDirError, settled
+from shards.data_dir import DataDir, DataDirError, read_layout
 from tests.sansio import KeptLog
 
 RECORDS = 3000
@@ -182,11 +182,11 @@ def versions(data: Path) -> set[int]:
 
 def test_a_data_directory_is_upgraded_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch stays, since positions do; the second start does not read the stores."""
-    epoch = settled(str(data)).epoch
+    epoch = read_layout(str(data)).epoch
     with pytest.raises(StoreError, match="has schema version 1, and is upgraded to 2 when a broker starts"):
         LevelStore(data / "worker-0")
     opened(data)
-    now = settled(str(data))
+    now = read_layout(str(data))
     assert (now.epoch, now.generation, now.schema) == (epoch, 1, schema.VERSION)
     assert stores(data) == {"worker-0.1", "worker-1.1"}
     assert versions(data) == {schema.VERSION}
@@ -201,7 +201,7 @@ def test_stores_of_this_version_become_no_new_ones(data: Path) -> None:
         made(path, schema.VERSION)
     opened(data)
     assert stores(data) == {"worker-0", "worker-1"}
-    assert settled(str(data)).schema == schema.VERSION
+    assert read_layout(str(data)).schema == schema.VERSION
 
 
 @pytest.mark.parametrize("at", [1, 4000])
@@ -256,7 +256,7 @@ def test_when_it_cannot_be_done_everything_is_as_it_was(data: Path) -> None:
 
 def test_a_directory_of_a_newer_release_is_refused_before_anything_is_opened(data: Path) -> None:
     DataDir(str(data), 2, None, lambda _: False, NEXT).close()
-    assert settled(str(data)).schema == NEXT
+    assert read_layout(str(data)).schema == NEXT
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
     with pytest.raises(
         DataDirError, match=f"has schema version {NEXT}, which a newer mqttd has written: this one knows"

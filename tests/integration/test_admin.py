@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shards.placement import home
-from shards.questions import QUESTION_SECONDS_MAX
+from shards.worker_requests import REQUEST_SECONDS_MAX
 from tests.broker_process import KIND, ROOT, BrokerProcess
 from tests.waiting import wait_until
 from tests.wire import Client
@@ -143,7 +143,7 @@ def test_a_worker_that_does_not_answer_is_named(own_broker: OwnBroker) -> None:
     broker = own_broker(2, ADMIN)
     wait_until(lambda: status_of(broker, "/ready") == 200, SECONDS_MAX, "it is ready")
     os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # until it is killed as hung
-    status, kind, body = ask(broker, "/api/v1/stores", seconds=2 * QUESTION_SECONDS_MAX)
+    status, kind, body = ask(broker, "/api/v1/stores", seconds=2 * REQUEST_SECONDS_MAX)
     assert (status, kind) == (503, "application/json")
     well, ill = json.loads(body)["stores"]
     assert well["worker"] == 0
@@ -151,7 +151,7 @@ def test_a_worker_that_does_not_answer_is_named(own_broker: OwnBroker) -> None:
     assert ill["worker"] == 1
     assert ill["error"] in (
         "worker 1 has died",
-        f"worker 1 has not answered in {QUESTION_SECONDS_MAX:g} s",
+        f"worker 1 has not answered in {REQUEST_SECONDS_MAX:g} s",
     )
     wait_until(lambda: status_of(broker, "/api/v1/stores") == 200, 3 * SECONDS_MAX, "worker 1 is back")
 

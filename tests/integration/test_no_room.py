@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.testing import BrokerFailed, Mqttd
-from shards.data_dir import settled
+from shards.data_dir import read_layout
 from tests import wire
 from tests.broker_process import KIND, BrokerProcess
 from tests.chaos.crowd import ids_on
@@ -240,7 +240,7 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
                 assert "No space left on device" in line
                 assert line.endswith("they are unchanged: start with --workers 2, or with another --data-dir")
                 assert "Traceback" not in broker.stderr(said)
-                assert settled(str(data)).generation == 0
+                assert read_layout(str(data)).generation == 0
                 assert {path.name for path in data.iterdir()} == files
             others.unlink()
             os.truncate(fill(disk), others.stat().st_size - (20 << 20))  # (there is no room for a reserve)

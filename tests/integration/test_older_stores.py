@@ -15,7 +15,7 @@ import pytest
 from broker.testing import Mqttd
 from leveldb_store.format.schema import VERSION
 from leveldb_store.snapshots.snapshot import read_manifest
-from shards.data_dir import settled
+from shards.data_dir import read_layout
 from tests.broker_process import KIND
 from tests.golden.whole import ARRIVED, IN_FLIGHT, LARGE, NO_LOCAL, SUMMARISED
 from tests.golden.written import CONFIG, LONG, WORKERS, named
@@ -130,7 +130,7 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, s
     """
     is_old = schema != f"schema-{VERSION}"
     assert broker.logs.count('"event":"upgraded"') == is_old
-    assert settled(str(tmp_path / "data")).schema == VERSION
+    assert read_layout(str(tmp_path / "data")).schema == VERSION
     with closing(back(broker, "with-user")) as client:
         got = received(client, 5)
         assert [each.payload for each in got] == [b"q%d" % number for number in range(5)]

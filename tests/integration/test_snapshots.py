@@ -140,7 +140,7 @@ def test_what_is_restored_of_a_running_broker_is_what_it_had(start: Start, tmp_p
     assert "Traceback" not in again.logs + broker.logs
     assert again.stop() == broker.stop() == 0
     assert archived(data) == archived(tmp_path / "new") == archived(out)
-    assert data_dir.settled(str(data)).archive == data_dir.settled(str(tmp_path / "new")).archive
+    assert data_dir.read_layout(str(data)).archive == data_dir.read_layout(str(tmp_path / "new")).archive
     for directory in (data, tmp_path / "new", out):
         verified = mqttd("store", "verify", directory)
         assert (verified.status, verified.err) == (0, ""), verified

@@ -257,7 +257,7 @@ def test_promises_are_compared_with_flood(bench: plan.Bench, monkeypatch: pytest
     assert replace(low, above=0).is_within
     assert not replace(low, above=0, delivered=300.0).is_within
     assert not none.is_within
-    assert "| QoS 0, one to one | 500/s |" in plan.told_checks([low, none])
+    assert "| QoS 0, one to one | 500/s |" in plan.checks_text([low, none])
 
 
 @pytest.mark.parametrize(

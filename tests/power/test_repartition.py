@@ -20,7 +20,7 @@ import pytest
 from broker.repartition.stores import repartition
 from leveldb_store.engine.database import Database, DatabaseOptions
 from leveldb_store.format import schema
-from shards.data_dir import DataDir, StoreChange, settled, store_path
+from shards.data_dir import DataDir, StoreChange, read_layout, store_path
 from tests import wire
 from tests.broker_process import BrokerProcess
 from tests.kept_host import lasting, let_go, on_disk
@@ -84,7 +84,7 @@ def fill(data: Path, workers: int) -> None:
 
 def contents(data: Path) -> Contents:
     """Return the contents of the stores, opened as by a worker. A store may log that its last record was torn."""
-    now = settled(str(data))
+    now = read_layout(str(data))
     said: list[str] = []
     found: Contents = []
     for worker in range(now.workers):
@@ -108,7 +108,7 @@ def begin(data: Path, workers: int) -> None:
         repartition(change.old, change.new, change.old_epoch, change.epoch)
 
     DataDir(str(data), workers, make).close()
-    now = settled(str(data))
+    now = read_layout(str(data))
     assert now.workers == workers
     stores = {Path(now.path(str(data), worker)).name for worker in range(workers)}
     assert {path.name for path in data.iterdir()} - {"store.part"} == {"mqttd.lock", "store.json", *stores}
@@ -145,13 +145,13 @@ def changing(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Changing
 
 def check(changed: Changed, data: Path, rng: random.Random) -> int:
     """Check that one of both generations is whole, also after the next start continues from it; return its number."""
-    generation = settled(str(data)).generation
+    generation = read_layout(str(data)).generation
     if rng.random() < 0.5:
         assert contents(data) == changed.contents[generation], f"generation {generation} is not what it was"
     if rng.random() < 0.3:
         workers = rng.choice(changed.workers)
         begin(data, workers)
-        now = settled(str(data)).generation
+        now = read_layout(str(data)).generation
         assert now == generation + (workers != changed.workers[generation % 2])
         assert contents(data) == changed.contents[now], f"generation {now}, made of {generation}, is not what it was"
     shutil.rmtree(data)

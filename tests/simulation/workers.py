@@ -100,7 +100,7 @@ class SimulatedNode(Node):
             clock_cell=world.clock_cell,
         )  # fmt: skip
         if world.seed % 2:  # messages logged under more filters are appended in pieces
-            self.router.journal.laid_at_once = 1 + world.seed // 2 % 3
+            self.router.journal.indexes_at_once = 1 + world.seed // 2 % 3
         if world.seed % 3:  # ... and messages of a sibling's batch are taken one at a time
             self.router.state.batch_turn = 1
 

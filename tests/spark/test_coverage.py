@@ -100,7 +100,7 @@ def test_what_is_taken_is_the_union_of_all_snapshots_and_nothing_twice(data: st.
                 snapshot = snapshots[data.draw(st.integers(0, len(snapshots) - 1))]
                 everything |= snapshot.numbers
                 taken(sequences, snapshot, output)
-                sequences = Sequences(sequences.told())
+                sequences = Sequences(sequences.as_dicts())
     assert output == everything
 
 

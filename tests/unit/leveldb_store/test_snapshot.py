@@ -205,12 +205,12 @@ def test_a_restored_directory_is_one_of_its_own(stores: Callable[[int], Stores],
     taken(sources, tmp_path / "out")
     target = tmp_path / "new"
     epoch = restored(tmp_path / "out", target)
-    settled = data_dir.settled(str(target))
-    assert (settled.workers, settled.epoch, settled.generation) == (2, epoch, 0)
-    assert settled.archive == "of the archive"
+    layout = data_dir.read_layout(str(target))
+    assert (layout.workers, layout.epoch, layout.generation) == (2, epoch, 0)
+    assert layout.archive == "of the archive"
     assert epoch != EPOCH
     for worker in range(2):
-        with contextlib.closing(plyvel.DB(settled.path(str(target), worker))) as db:
+        with contextlib.closing(plyvel.DB(layout.path(str(target), worker))) as db:
             assert json.loads(db.get(schema.STORE)) == {"worker": worker, "workers": 2, "epoch": epoch}
             mine, theirs = dict(db), dict(sources.dbs[worker])
             del mine[schema.STORE], theirs[schema.STORE]
@@ -343,7 +343,7 @@ def test_a_snapshot_of_stores_that_were_not_upgraded_says_so(stores: Callable[[i
     out = tmp_path / "out"
     assert taken(sources, out).schema == read_manifest(out).schema == schema.OLDEST_VERSION
     restored(out, tmp_path / "new")
-    assert data_dir.settled(str(tmp_path / "new")).schema == 0
+    assert data_dir.read_layout(str(tmp_path / "new")).schema == 0
 
 
 def test_a_snapshot_that_was_moved_is_the_same(stores: Callable[[int], Stores], tmp_path: Path) -> None:

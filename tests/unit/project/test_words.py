@@ -31,10 +31,16 @@ FORMER = {
     "happened": "events",
     "arrivals": "stream reader",
     "apart": "child process",
+    "bury": "settle, delete",
+    "entrant": "connect attempt",
+    "laid": "parts of a block",
+    "obituary": "death report",
+    "occupants": "attachments",
+    "told": "received, reported",
     "void": "SKIP",
 }
 
-#: classes and structs that have their name in several modules -> why that is one concept, or cannot mislead
+#: classes, structs and enums that have their name in several modules -> why that is one concept, or cannot mislead
 SAME_NAME = {
     "Ack": "a packet: decoded in the data path, and as an object for Python",
     "Archive": "the contract, and its implementation",
@@ -68,14 +74,14 @@ SAME_NAME = {
 
 
 def names_in(path: Path, text: str) -> Iterator[tuple[str, bool]]:
-    """Return (name, whether it is that of a class or struct) of what a source file defines, and of its module."""
+    """Return (name, whether it is that of a class, struct or enum) of what a source file defines, and of its module."""
     yield path.stem, False
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, isinstance(node, ast.ClassDef)
         return
-    for name in re.findall(r"^\s*(?:cdef )?(?:class|struct) (\w+)", text, re.MULTILINE):
+    for name in re.findall(r"^\s*(?:cdef )?(?:class|struct|enum) (\w+)", text, re.MULTILINE):
         yield name, True
     for name in re.findall(r"^\s*(?:c|cp)?def [^(=:]*?(\w+)\(", text, re.MULTILINE):
         yield name, False
@@ -125,6 +131,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
             "cdef class A:\n    cdef int b(self) except -1:\n    cpdef c(self):\n    def d(self):\n",
             "x A! b c d",
         ),
+        (".pxd", "cdef enum A:\n    B = 0\n", "x A!"),
         (".pxd", "cdef struct A:\n    int b\ncdef inline uint8_t* c(int d) noexcept:\n", "x A! c"),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_disk_that_takes_nothing_ends_nothing(tmp_path: Path) -> None:
     clock = times.clock(tmp_path / "missing")
     times.wall += 10
     clock.look()
-    assert [each["event"] for each in times.said] == ["clock_not_kept", "clock_not_kept", "clock_stepped"]
+    assert [each["event"] for each in times.said] == ["clock_save_failed", "clock_save_failed", "clock_stepped"]
 
 
 def test_workers_that_are_forked_later_have_the_same_time(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from shards import console as module
-from shards.console import QUESTION_BYTES_MAX, Console, Written
-from shards.questions import QUESTION_SECONDS_MAX, QUESTIONS_MAX, Questions
+from shards.console import REQUEST_BYTES_MAX, BrokerFile, Console
 from shards.worker_channel import Message
+from shards.worker_requests import REQUEST_SECONDS_MAX, REQUESTS_MAX, WorkerRequests
 
 SECONDS_MAX = 60.0
 PIECE_BYTES = 65_536
@@ -38,7 +38,7 @@ def asked(console: Console) -> list[tuple[int, Message]]:
         seen.append((worker, message))
         return worker != 9
 
-    console.questions = Questions(ask)
+    console.requests = WorkerRequests(ask)
     return seen
 
 
@@ -55,14 +55,14 @@ def turn(console: Console) -> None:
     while ready := select.select(console.sockets(), [], [], 0)[0]:
         for each in ready:
             console.readable(each.fileno())
-    expire(console.questions)
+    expire(console.requests)
 
 
-def expire(questions: Questions, ahead: float = 0.0) -> None:
+def expire(requests: WorkerRequests, ahead: float = 0.0) -> None:
     """Expire the requests due within `ahead` seconds, and those that follow from them."""
     now = time.monotonic() + ahead
-    while questions.due() <= now:
-        questions.expire(now)
+    while requests.due() <= now:
+        requests.expire(now)
 
 
 def line(client: socket.socket) -> Message:
@@ -87,12 +87,12 @@ def test_questions_reach_their_worker_one_at_a_time(console: Console, asked: lis
         turn(console)
         ((worker, message),) = asked
         assert (worker, message["event"], message["ask"]) == (1, "ask", {"a": 1})
-        console.questions.answered(1, message["number"] + 1, "not this one")
-        console.questions.answered(1, message["number"], {"x": "y"})
+        console.requests.answered(1, message["number"] + 1, "not this one")
+        console.requests.answered(1, message["number"], {"x": "y"})
         assert line(client) == {"worker": 1, "answer": {"x": "y"}}
         assert asked[1][0] == 2
         assert asked[1][1]["ask"] == {"b": 2}
-        console.questions.answered(2, asked[1][1]["number"], None)
+        console.requests.answered(2, asked[1][1]["number"], None)
         assert line(client) == {"worker": 2, "answer": None}
 
 
@@ -104,9 +104,9 @@ def test_a_worker_that_is_down_or_dies_is_told(console: Console, asked: list[tup
         assert asked[-1][0] == 3
         other.sendall(b'{"worker": 4, "ask": {}}\n')
         turn(console)
-        console.questions.gone(3)
+        console.requests.gone(3)
         assert line(client) == {"worker": 3, "error": "worker 3 has died"}
-        console.questions.answered(4, asked[-1][1]["number"], 1)
+        console.requests.answered(4, asked[-1][1]["number"], 1)
         assert line(other) == {"worker": 4, "answer": 1}
 
 
@@ -114,15 +114,15 @@ def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: lis
     with connected(console) as client:
         client.sendall(b'{"worker": 1, "ask": {}}\n{"worker": 2, "ask": {}}\n')
         turn(console)
-        expire(console.questions, QUESTION_SECONDS_MAX - 1)
+        expire(console.requests, REQUEST_SECONDS_MAX - 1)
         client.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.recv(1)
         client.settimeout(SECONDS_MAX)
-        console.questions.expire(time.monotonic() + QUESTION_SECONDS_MAX)
-        assert line(client) == {"worker": 1, "error": f"worker 1 has not answered in {QUESTION_SECONDS_MAX:g} s"}
-        console.questions.answered(1, asked[0][1]["number"], "late")
-        console.questions.answered(2, asked[1][1]["number"], "in time")
+        console.requests.expire(time.monotonic() + REQUEST_SECONDS_MAX)
+        assert line(client) == {"worker": 1, "error": f"worker 1 has not answered in {REQUEST_SECONDS_MAX:g} s"}
+        console.requests.answered(1, asked[0][1]["number"], "late")
+        console.requests.answered(2, asked[1][1]["number"], "in time")
         assert line(client) == {"worker": 2, "answer": "in time"}
 
 
@@ -134,12 +134,12 @@ def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Conso
     def again(said: Message) -> None:
         answered.append(said)
         if len(answered) < 10_000:
-            console.questions.ask(9, 0, again)
+            console.requests.ask(9, 0, again)
 
-    console.questions.ask(9, 0, again)
-    expire(console.questions)
+    console.requests.ask(9, 0, again)
+    expire(console.requests)
     assert answered == [{"worker": 9, "error": "worker 9 does not run"}] * 10_000
-    assert console.questions.due() == float("inf")
+    assert console.requests.due() == float("inf")
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -147,29 +147,29 @@ def test_a_worker_that_pauses_has_a_bounded_number_of_questions(
     console: Console, asked: list[tuple[int, Message]], waits: bool
 ) -> None:
     """The bound holds also when nobody waits for the answers any more: the requests are still in its socket."""
-    questions, said = console.questions, list[Message]()
-    for _ in range(QUESTIONS_MAX + 3):
-        number = questions.ask(1, {}, said.append)
+    requests, said = console.requests, list[Message]()
+    for _ in range(REQUESTS_MAX + 3):
+        number = requests.ask(1, {}, said.append)
         if not waits:
-            questions.forget(number)
-    assert len(asked) == QUESTIONS_MAX
-    expire(questions)
-    busy = {"worker": 1, "error": f"worker 1 is busy: it has not answered {QUESTIONS_MAX} questions"}
+            requests.forget(number)
+    assert len(asked) == REQUESTS_MAX
+    expire(requests)
+    busy = {"worker": 1, "error": f"worker 1 is busy: it has not answered {REQUESTS_MAX} requests"}
     assert said == ([busy] * 3 if waits else [])
-    expire(questions, QUESTION_SECONDS_MAX + 1)
-    assert len(said) == (QUESTIONS_MAX + 3 if waits else 0)
-    questions.ask(1, {}, said.append)
-    expire(questions)
+    expire(requests, REQUEST_SECONDS_MAX + 1)
+    assert len(said) == (REQUESTS_MAX + 3 if waits else 0)
+    requests.ask(1, {}, said.append)
+    expire(requests)
     assert said[-1] == busy
-    questions.ask(2, {}, said.append)
+    requests.ask(2, {}, said.append)
     assert asked[-1][0] == 2, "the others are asked"
-    questions.answered(1, asked[0][1]["number"], "at last")
-    questions.ask(1, {}, said.append)
-    assert (asked[-1][0], len(asked)) == (1, QUESTIONS_MAX + 2)
-    questions.gone(1)
-    for _ in range(QUESTIONS_MAX):
-        questions.ask(1, {}, said.append)
-    assert len(asked) == 2 * QUESTIONS_MAX + 2
+    requests.answered(1, asked[0][1]["number"], "at last")
+    requests.ask(1, {}, said.append)
+    assert (asked[-1][0], len(asked)) == (1, REQUESTS_MAX + 2)
+    requests.gone(1)
+    for _ in range(REQUESTS_MAX):
+        requests.ask(1, {}, said.append)
+    assert len(asked) == 2 * REQUESTS_MAX + 2
 
 
 def say(console: Console, client: socket.socket, said: bytes) -> None:
@@ -186,7 +186,7 @@ def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[
         say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")
         ((_, message),) = asked
         assert message["ask"] == ask
-        console.questions.answered(1, message["number"], None)
+        console.requests.answered(1, message["number"], None)
         assert line(client) == {"worker": 1, "answer": None}
 
 
@@ -197,7 +197,7 @@ def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[
         b'{"worker": -1, "ask": {}}\n', b'{"worker": 256, "ask": {}}\n', b'{"worker": 1e999, "ask": {}}\n',
         b'{"worker": 1, "ask": {"a": {}}}\n', b'{"worker": 1, "ask": {"a": []}}\n', b"[" * 200_000 + b"\n",
         b'{"worker": 1, "ask": {"a": ' + 978 * b"[" + 978 * b"]" + b"}}\n", b"\xff\n", b'{"worker": 1, "ask": {\n',
-        b'{"worker": ' + b"9" * 5000 + b', "ask": {}}\n', b"x" * (QUESTION_BYTES_MAX + 1),
+        b'{"worker": ' + b"9" * 5000 + b', "ask": {}}\n', b"x" * (REQUEST_BYTES_MAX + 1),
     ],
     ids=lambda said: said[:24].decode(errors="replace"),
 )  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_client_that_leaves_is_forgotten(console: Console, asked: list[tuple[i
         turn(console)
     turn(console)
     assert len(console.sockets()) == 1
-    console.questions.answered(1, asked[0][1]["number"], 0)
+    console.requests.answered(1, asked[0][1]["number"], 0)
 
 
 def test_there_are_not_too_many(console: Console) -> None:
@@ -228,9 +228,9 @@ def test_there_are_not_too_many(console: Console) -> None:
 
 
 def test_broker_json_says_where_it_is(tmp_path: Path) -> None:
-    written = Written(str(tmp_path), "/run/console", 3)
-    assert Written.read(str(tmp_path)) == {"pid": os.getpid(), "control": "/run/console", "workers": 3}
+    written = BrokerFile(str(tmp_path), "/run/console", 3)
+    assert BrokerFile.read(str(tmp_path)) == {"pid": os.getpid(), "control": "/run/console", "workers": 3}
     assert stat.S_IMODE((tmp_path / "broker.json").stat().st_mode) == 0o600
-    Written(str(tmp_path), "/run/other", 1).remove()  # replaces one that was killed
+    BrokerFile(str(tmp_path), "/run/other", 1).remove()  # replaces one that was killed
     assert not (tmp_path / "broker.json").exists()
     written.remove()

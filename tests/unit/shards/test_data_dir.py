@@ -15,7 +15,7 @@ from broker.config.leveldb import LevelDB
 from broker.repartition.supervision import Refused, Repartitioning
 from shards import data_dir
 from shards.child_process import ChildFailed, run_in_child
-from shards.data_dir import DataDir, DataDirError, StoreChange, settled, store_path
+from shards.data_dir import DataDir, DataDirError, StoreChange, read_layout, store_path
 from tests.sansio import KeptLog
 
 
@@ -143,7 +143,7 @@ def names(path: Path) -> set[str]:
 
 def test_new_stores_are_made_beside_the_old_ones_and_replace_them(tmp_path: Path) -> None:
     DataDir(str(tmp_path), 2).close()
-    epochs = {settled(str(tmp_path)).epoch}
+    epochs = {read_layout(str(tmp_path)).epoch}
     for generation, workers in enumerate((3, 1), 1):
         opened = DataDir(str(tmp_path), workers, fill)
         epochs.add(opened.epoch)
@@ -220,7 +220,7 @@ def test_a_disk_that_cannot_take_store_json_leaves_the_old_stores(
         DataDir(str(tmp_path), 3, fill_all)
     monkeypatch.undo()
     assert names(tmp_path) == {"worker-0", "worker-1"}
-    assert settled(str(tmp_path)).workers == 2
+    assert read_layout(str(tmp_path)).workers == 2
     DataDir(str(tmp_path), 2).close()
 
 

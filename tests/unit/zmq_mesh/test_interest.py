@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from zmq_mesh import interest
 from zmq_mesh.envelope import EnvelopeError
-from zmq_mesh.interest import CHANGES_MAX, PARTS_AT_ONCE, Change, Publisher, Told, decode_changes, encode_change
+from zmq_mesh.interest import (
+    CHANGES_MAX,
+    PARTS_AT_ONCE,
+    Change,
+    InterestUpdate,
+    Publisher,
+    decode_changes,
+    encode_change,
+)
 
 
 class Follower:
@@ -20,7 +28,7 @@ class Follower:
         self.number = 0
         self.table: dict[tuple[bytes, bytes | None, int], Change] = {}
 
-    def follow(self, publisher: Publisher) -> list[Told]:
+    def follow(self, publisher: Publisher) -> list[InterestUpdate]:
         steps = publisher.since(self.number)
         for told in steps:
             if told.snapshot:

@@ -35,7 +35,7 @@ def run(channel):
         select.select([channel.control], [], [], 0.1)
     return 0
 worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
-counters.bury = counters.in_hand = lambda row: None
+counters.settle_row = counters.in_hand = lambda row: None
 sys.modules["broker.worker.process"] = worker
 """
 MAIN = "from broker.cli.main import main; sys.exit(main())"

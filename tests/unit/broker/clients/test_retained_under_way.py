@@ -204,7 +204,7 @@ def test_while_a_large_block_is_appended_to_the_log() -> None:
     late.send(wire.subscribe(5, 1, (topic, 1)))
     for _ in range(8):
         half_a_turn(host, node)
-    assert node.router.is_laying
+    assert node.router.is_appending
     assert not late.packets
     host.settle()
     assert late.next("SUBACK").codes == (1,)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.replay.offsets import Asked, OffsetError, asked, tag_of
+from broker.replay.offsets import OffsetError, RequestedStart, requested_start, tag_of
 from pyx.delivery.replay import write_position
 
 TAG = tag_of("an archive")
@@ -19,12 +19,12 @@ LAST = 1_900_000_000_000_000 << 8
 def test_a_position_is_read_as_it_was_written(number: int) -> None:
     text = write_position(TAG, number).decode()
     assert len(text) == 25
-    assert asked([text], TAG, LAST) == Asked(after=number, is_position=True)
+    assert requested_start([text], TAG, LAST) == RequestedStart(after=number, is_position=True)
 
 
 def test_words() -> None:
-    assert asked(["earliest"], TAG, LAST) == Asked(0)
-    assert asked(["latest"], TAG, LAST) == Asked(is_latest=True)
+    assert requested_start(["earliest"], TAG, LAST) == RequestedStart(0)
+    assert requested_start(["latest"], TAG, LAST) == RequestedStart(is_latest=True)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_words() -> None:
     ],
 )
 def test_a_time_is_behind_what_was_received_before_it(text: str, microseconds: int) -> None:
-    assert asked([text], TAG, LAST) == Asked(after=(microseconds << 8) - 1)
+    assert requested_start([text], TAG, LAST) == RequestedStart(after=(microseconds << 8) - 1)
 
 
 def test_a_time_to_come_is_the_end() -> None:
-    assert asked(["2999-01-01T00:00:00Z"], TAG, LAST) == Asked(is_latest=True)
+    assert requested_start(["2999-01-01T00:00:00Z"], TAG, LAST) == RequestedStart(is_latest=True)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_a_time_to_come_is_the_end() -> None:
 )
 def test_what_is_none(values: list[str], why: str) -> None:
     with pytest.raises(OffsetError, match=why):
-        asked(values, TAG, LAST)
+        requested_start(values, TAG, LAST)
 
 
 @given(st.text())
 def test_any_text_is_something_or_an_error(text: str) -> None:
     with contextlib.suppress(OffsetError):
-        assert asked([text], TAG, LAST).after <= LAST
+        assert requested_start([text], TAG, LAST).after <= LAST

@@ -400,7 +400,7 @@ def test_what_cannot_be_read_ends_no_worker(many: int) -> None:
     peer.silent()
     host.pass_time(10)
     assert archive.reads > 1
-    assert [entry["error"] for entry in host.logs[many - 1].named("replay_cannot_read")] == ["no"]
+    assert [entry["error"] for entry in host.logs[many - 1].named("replay_read_failed")] == ["no"]
     archive.fails = None
     host.pass_time(5)
     assert payloads(peer.receive()) == [b"1"]

@@ -64,7 +64,7 @@ def test_the_books_of_a_dead_worker_are_closed() -> None:
     row.set(counters.BYTES_SENT, 1000)
     row.set_link(1, [1, 2, 3, 4, 5, 6, 7, 8])
     row.observe(0, 10)
-    assert counters.bury(memory) == 9
+    assert counters.settle_row(memory) == 9
     found = row.as_dict()
     assert not [name for index, name in enumerate(counters.NAMES) if counters.is_gauge(index) and found[name]]
     assert (found["connections_opened"], found["connections_closed"]) == (9, 9)
@@ -72,13 +72,13 @@ def test_the_books_of_a_dead_worker_are_closed() -> None:
     assert (found["heartbeat"], found["bytes_sent"], found["matched"]) == (5, 1000, 20)
     assert row.link(1) == [1, 2, 3, 4, 5, 0, 0, 0]
     assert row.histogram(0)[0] == 10
-    assert counters.bury(memory) == 0, "once is enough"
+    assert counters.settle_row(memory) == 0, "once is enough"
 
 
 def test_a_worker_killed_between_two_steps_of_a_copy_owes_nothing() -> None:
     memory = bytearray(counters.ROW_BYTES)
     Row(memory).set(counters.DELIVERED_QOS0, 1)
-    assert counters.bury(memory) == 0
+    assert counters.settle_row(memory) == 0
 
 
 def test_gauges_and_counters_are_told_apart() -> None:

@@ -1,7 +1,7 @@
 """No publish does more than its bound in one callback, whatever matches it: on the disk, as test_bounds_of_callbacks.
 
-A message logged under very many filters is appended in pieces (`Router.lay`). Between the pieces no session misses a
-message or gets one twice, and no ack leaves before its message is safe.
+A message logged under very many filters is appended in pieces (`Router.append_piece`). Between the pieces no session
+misses a message or gets one twice, and no ack leaves before its message is safe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def begun(host: Host, publisher: Peer, body: bytes = b"0") -> None:
     """Publish until the message has been logged under some of the filters, not all."""
     publisher.publish(TOPIC, body, 1)
     host.turn()
-    assert host.node.router.is_laying
+    assert host.node.router.is_appending
 
 
 def bodies(peer: Peer) -> list[bytes]:
@@ -163,7 +163,7 @@ def test_messages_that_come_meanwhile_follow(make: Made) -> None:
     for number in range(1, 4):
         begun(host, other, b"%d" % number)
     host.settle()
-    assert not host.node.router.is_laying
+    assert not host.node.router.is_appending
     assert reader.next("CONNACK").session_present
     assert bodies(reader) == bodies(lasting(host)) == [b"0", b"1", b"2", b"3"]
     host.pass_time(2)
@@ -180,7 +180,7 @@ def test_who_is_in_sync_gets_it_at_once(make: Made) -> None:
     publisher.publish("a/b", b"1", 0)
     host.turn()
     assert [packet.payload for packet in reader.packets] == [b"0", b"1"]
-    assert host.node.router.is_laying
+    assert host.node.router.is_appending
 
 
 def test_publishes_that_never_end_are_answered_all_the_same(make: Made) -> None:
@@ -207,7 +207,7 @@ def test_the_ack_leaves_with_the_last_piece(make: Made) -> None:
     publisher = host.connect("publisher", 5)
     begun(host, publisher)
     publisher.publish("nobody", b"", 1)
-    while host.node.router.is_laying:
+    while host.node.router.is_appending:
         assert not publisher.packets
         host.turn()
     host.settle()
@@ -267,7 +267,7 @@ def test_a_worker_that_stops_meanwhile(tmp_path: Path) -> None:
     away(host, MANY)
     begun(host, host.connect("publisher", 5))
     host.node.router.commit(True)
-    assert not host.node.router.is_laying
+    assert not host.node.router.is_appending
     host.stores[0].close()
     host = Host(limits=OPEN, stores=[OnDisk(tmp_path, fsync=False)])
     assert bodies(lasting(host)) == [b"0"]
@@ -285,7 +285,7 @@ def test_what_a_sibling_gets_waits_with_it() -> None:
     away(host, MANY, next(peer.client_id for peer in readers[1:] if peer.node is here))
     readers[0].publish(TOPIC, b"0", 2)
     host.turn()
-    while here.router.is_laying:
+    while here.router.is_appending:
         here.forward()
         assert not there.packets
         assert not readers[0].packets

@@ -39,10 +39,8 @@ def test_what_is_called_is_declared_and_nothing_else() -> None:
 
 
 def test_calls_are_found() -> None:
-    assert called("self.router.state.handler.told(peer,\n  word)\nself.handler = handler\nhandler.hold(1)") == {
-        "told",
-        "hold",
-    }
+    found = called("self.router.state.handler.sibling_message(peer,\n  word)\nself.handler = handler\nhandler.hold(1)")
+    assert found == {"sibling_message", "hold"}
 
 
 def test_a_node_has_all_of_it() -> None:

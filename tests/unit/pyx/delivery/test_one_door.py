@@ -60,7 +60,7 @@ class Place:
 
 OWNERS = [
     "state_records", "recording", "subscribing", "retaining", "replaying", "opening", "authenticating", "connecting",
-    "closing", "occupants", "sessions", "wills", "log", "store", "interest",
+    "closing", "attachments", "sessions", "wills", "log", "store", "interest",
 ]  # fmt: skip
 OF_THE_NODE = [
     "connect", "auth", "disconnect", "protocol_error", "connect_timeout", "keep_alive_timeout", "closed", "subscribe",

@@ -324,7 +324,7 @@ def test_a_member_with_very_many_filters_counts_as_offline_when_it_is() -> None:
     for body in numbered(10):
         send(sender, "t", body)
     assert bodies(stays) == numbered(10)
-    assert host.counters()["shared_again"] == 0
+    assert host.counters()["shared_reassigned"] == 0
     again = host.connect(away.client_id, clean=False)
     for body in numbered(10):
         send(sender, "t", body)
@@ -434,7 +434,7 @@ def test_what_a_dead_worker_had_not_acknowledged_is_chosen_again(strategy: str, 
     assert bodies(staying) == numbered(5)
     assert [sender.next("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
     assert host.counters()["dropped_peer_lost"] == 0
-    assert host.counters()["shared_again"] == 5
+    assert host.counters()["shared_reassigned"] == 5
 
 
 def join_unheard(host: Host, worker: int) -> Peer:

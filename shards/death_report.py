@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Obituary"]
+__all__ = ["DeathReport"]
 
 _CLIENTS_MAX = 1000
 
 
-class Obituary:
-    """Called with a dead worker's row: closes its books, and returns fields for the log."""
+class DeathReport:
+    """Called with a dead worker's row: settles it, and returns fields for the log."""
 
     def __init__(
-        self, in_hand: Callable[[memoryview], tuple[str, str] | None], bury: Callable[[memoryview], object]
+        self, in_hand: Callable[[memoryview], tuple[str, str] | None], settle_row: Callable[[memoryview], object]
     ) -> None:
         self._in_hand = in_hand
-        self._bury = bury
+        self._settle_row = settle_row
         self._deaths: dict[str, int] = {}
 
     def __call__(self, row: memoryview) -> dict[str, Any]:
         """Return the fields of the log line."""
         found = self._in_hand(row)
-        self._bury(row)
+        self._settle_row(row)
         if found is None:
             return {}
         client, packet = found

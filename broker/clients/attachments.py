@@ -14,7 +14,7 @@ from broker.context.sessions import own_bytes
 from pyx.core.steps import Steps
 
 if TYPE_CHECKING:
-    from broker.clients.authenticating import Entrant
+    from broker.clients.authenticating import ConnectAttempt
     from broker.clients.capacity import Capacity
     from broker.clients.endings import Endings
     from broker.clients.wills import Wills
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Will
 
-__all__ = ["Occupants", "PendingConnack"]
+__all__ = ["Attachments", "PendingConnack"]
 
 
 class _Before(NamedTuple):
@@ -49,17 +49,17 @@ class _Before(NamedTuple):
 class PendingConnack:
     """A connection whose session is created or resumed, before its CONNACK. `before`: the former state, if any."""
 
-    __slots__ = ("before", "entrant", "granted", "keep_alive", "present", "session")
+    __slots__ = ("attempt", "before", "granted", "keep_alive", "present", "session")
 
     def __init__(
         self,
-        entrant: Entrant,
+        attempt: ConnectAttempt,
         session: Session,
         before: _Before | None,
         granted: dict[str, Any] | None,
         keep_alive: int,
     ) -> None:
-        self.entrant = entrant
+        self.attempt = attempt
         self.session = session
         self.before = before
         self.present = before is not None
@@ -68,7 +68,7 @@ class PendingConnack:
         self.keep_alive = keep_alive
 
 
-class Occupants:
+class Attachments:
     """The connected sessions of one worker."""
 
     def __init__(
@@ -101,26 +101,26 @@ class Occupants:
         self._capacity.set_connections(self._open + len(self._awaiting))
 
     def enter(
-        self, entrant: Entrant, session: Session | None, granted: dict[str, Any] | None, keep_alive: int
+        self, attempt: ConnectAttempt, session: Session | None, granted: dict[str, Any] | None, keep_alive: int
     ) -> PendingConnack:
         """Begin to resume this session, or a new one (None): until its CONNACK, `withdraw` undoes all of it, whatever
         fails.
         """
         before = None
         if session is None:
-            session = self._sessions.new(entrant.client_id, entrant.packet.version)
+            session = self._sessions.new(attempt.client_id, attempt.packet.version)
         else:
             self._sessions.release()
             self._sessions.came(session)
             before = _Before.of(session)
-        pending = PendingConnack(entrant, session, before, granted, keep_alive)
-        session.details.awaiting = entrant.conn
-        self._awaiting[entrant.conn] = pending
+        pending = PendingConnack(attempt, session, before, granted, keep_alive)
+        session.details.awaiting = attempt.conn
+        self._awaiting[attempt.conn] = pending
         return pending
 
     def opened(self, pending: PendingConnack) -> None:
         """Note that its CONNACK is in the outbox."""
-        del self._awaiting[pending.entrant.conn]
+        del self._awaiting[pending.attempt.conn]
         pending.session.details.awaiting = None
         self._open += 1
 
@@ -140,7 +140,7 @@ class Occupants:
     def awaited(self, conn: Connection) -> str | None:
         """Return the client id of a connection whose CONNACK waits for the store."""
         pending = self._awaiting.get(conn)
-        return None if pending is None else pending.entrant.client_id
+        return None if pending is None else pending.attempt.client_id
 
     def withdraw(self, conn: Connection) -> None:
         """Cancel a CONNACK that waits for the store, if there is one. The client has got no answer, so its will is

@@ -1,8 +1,8 @@
-"""Questions that the supervisor forwards to workers, and the callbacks that wait for the answers.
+"""Requests that the supervisor forwards to workers, and the callbacks that wait for the answers.
 
 The asker (a client of the console, the control process) is answered exactly once: by the worker, or with an error if
-the worker does not run, dies, does not answer within QUESTION_SECONDS_MAX, or has QUESTIONS_MAX unanswered ones: a
-paused worker must not find its control socket full of them. The supervisor does not interpret the questions.
+the worker does not run, dies, does not answer within REQUEST_SECONDS_MAX, or has REQUESTS_MAX unanswered ones: a
+paused worker must not find its control socket full of them. The supervisor does not interpret the requests.
 
     answered({"worker": I, "answer": {...}})    or    answered({"worker": I, "error": "..."})
 """
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from shards.worker_channel import Message
 
-__all__ = ["QUESTIONS_MAX", "QUESTION_SECONDS_MAX", "Questions"]
+__all__ = ["REQUESTS_MAX", "REQUEST_SECONDS_MAX", "WorkerRequests"]
 
-QUESTION_SECONDS_MAX = 10.0
-QUESTIONS_MAX = 32
-"""Unanswered questions per worker, whether or not somebody still waits for the answers."""
+REQUEST_SECONDS_MAX = 10.0
+REQUESTS_MAX = 32
+"""Unanswered requests per worker, whether or not somebody still waits for the answers."""
 
 
 class _Waiting(NamedTuple):
@@ -32,8 +32,8 @@ class _Waiting(NamedTuple):
     answered: Callable[[Message], None]
 
 
-class Questions:
-    """Questions that wait for answers. `tell(worker, message)` sends to a worker; False: it does not run."""
+class WorkerRequests:
+    """Requests that wait for answers. `tell(worker, message)` sends to a worker; False: it does not run."""
 
     def __init__(self, tell: Callable[[int, Message], bool]) -> None:
         self._tell = tell
@@ -42,12 +42,12 @@ class Questions:
         self._unanswered: dict[int, set[int]] = {}  # by worker
 
     def ask(self, worker: int, ask: object, answered: Callable[[Message], None]) -> int:
-        """Forward a question; return the number for `forget`. `answered` is called later, never from in here."""
+        """Forward a request; return the number for `forget`. `answered` is called later, never from in here."""
         number = next(self._numbers)
-        until, why = time.monotonic() + QUESTION_SECONDS_MAX, f"has not answered in {QUESTION_SECONDS_MAX:g} s"
+        until, why = time.monotonic() + REQUEST_SECONDS_MAX, f"has not answered in {REQUEST_SECONDS_MAX:g} s"
         unanswered = self._unanswered.get(worker, ())
-        if len(unanswered) >= QUESTIONS_MAX:
-            until, why = 0.0, f"is busy: it has not answered {len(unanswered)} questions"
+        if len(unanswered) >= REQUESTS_MAX:
+            until, why = 0.0, f"is busy: it has not answered {len(unanswered)} requests"
         elif self._tell(worker, {"event": "ask", "number": number, "ask": ask}):
             self._unanswered.setdefault(worker, set()).add(number)
         else:
@@ -63,7 +63,7 @@ class Questions:
             waiting.answered({"worker": waiting.worker, "answer": answer})
 
     def forget(self, number: int) -> None:
-        """Forget a question that nobody waits for any more."""
+        """Forget a request that nobody waits for any more."""
         self._waiting.pop(number, None)
 
     def gone(self, worker: int) -> None:
