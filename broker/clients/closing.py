@@ -212,7 +212,7 @@ class Closing:
         steps = Steps()
         steps.do(self._attachments.closed)
         if session.is_watching:
-            steps.do(self._unanswered.forget, session)
+            steps.do(self._unanswered.interrupt, session)
         if reason and conn.version == 5:
             steps.do(self._say_goodbye, conn, reason, why)
         if self._recording.on:

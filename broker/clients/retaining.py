@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from broker.clients.authorising import Authorising
     from broker.clients.unanswered import Unanswered
     from broker.context.context import Context
-    from broker.context.sessions import Details
+    from broker.context.sessions import Asks, Details
     from broker.persistence.state_records import StateRecords
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
@@ -178,17 +178,17 @@ class Retaining:
 
     # ------------------------------------------------------------ walks
 
-    def send(self, session: Session, asks: list[tuple[int, list[bytes]]]) -> None:
+    def send(self, session: Session, asks: Asks) -> None:
         """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time.
-        `asks`: the numbers of `Unanswered.ask`, each with its filters.
+        `asks`: of `Unanswered`.
         """
-        if session.connection is not None or session.durable:
+        if session.connection is not None:
             steps = _STEPS
             for asked, filters in asks:
                 steps = self._send(session, filters, asked, steps)
             self._begin_waiting(session)
             self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(session.details.walks_waiting))
-        self._unanswered.answered(session)
+        self._unanswered.answered(session, asks)
 
     def _send(self, session: Session, filters: list[bytes], asked: int, steps: int) -> int:
         """Note these filters, or look them up with some of so many steps. Return the steps that are left."""
@@ -287,6 +287,7 @@ class Retaining:
         for walk in list(details.walks):
             self._go(walk)
         self._begin_waiting(session)
+        self._unanswered.resume(session, self.send)
 
     def unsubscribed(self, session: Session, text: bytes) -> None:
         """Drop the walk for a filter that was unsubscribed."""

@@ -45,6 +45,8 @@ class RetainedWalk:
         self.over = False
 
 
+Asks = list[tuple[int, list[bytes]]]
+"""What a SUBSCRIBE asks for: numbers of `Session.ask`, each with at most 500 Topic Filters."""
 WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[Peer, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()
 NO_WALKS: Final[dict[RetainedWalk, None]] = {}
@@ -60,6 +62,7 @@ class Details:
         "expiry_handle",
         "expiry_interval",
         "filter_bytes",
+        "interrupted",
         "own_bytes",
         "queue_rules",
         "ruling",
@@ -102,6 +105,8 @@ class Details:
         """Topic Filters that wait for their look-up, in order, each with the number of its SUBSCRIBE (`Session.ask`)
         and `RetainedWalk.parts` (None: everything of every worker). All of them are subscribed to; each occurs once.
         """
+        self.interrupted: list[Asks] | None = None
+        """What SUBSCRIBEs have asked for whose connection ended before their SUBACK (`Unanswered`)."""
 
 
 def own_bytes(client_id: str, username: str | None, will: Will | None) -> int:

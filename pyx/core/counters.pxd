@@ -8,9 +8,9 @@
     384 ..   histograms: HISTOGRAM_PLACES each
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
-Only the worker writes its row, and after its death, until its successor is forked, the supervisor (`settle_row`). Gauges are
-amounts of a living worker; everything else only rises, over all incarnations of a worker. The claim of sessions is left
-for the successor to set: the sessions in a store exist also while no worker serves them.
+Only the worker writes its row, and after its death, until its successor is forked, the supervisor (`settle_row`).
+Gauges are amounts of a living worker; everything else only rises, over all incarnations of a worker. The claim of
+sessions is left for the successor to set: the sessions in a store exist also while no worker serves them.
 """
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy

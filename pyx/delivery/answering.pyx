@@ -81,15 +81,16 @@ cdef class Answering:
 
     def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None,
                       unstored=None):
-        """Send a SUBACK, UNSUBACK, ... after the acks before it, when the records of this tick are durable, and every
-        live peer has processed our interest up to number `interest`; then call `then()`. If the disk fails for too
-        long, `unstored(conn)` returns the packet to send instead (None: close the connection); without `unstored` the
-        packet itself is sent."""
+        """Send a SUBACK, UNSUBACK, ... (b"": nothing) after the acks before it, when the records of this tick are
+        durable, and every live peer has processed our interest up to number `interest`; then call `then()`. If the disk
+        fails for too long, `unstored(conn)` returns the packet to send instead (None: close the connection); without
+        `unstored` the packet itself is sent."""
         cdef PendingAck a
         cdef list waits
         cdef uint64_t ticket = self.journal.last_ticket + 1 if self.journal.recorded else 0
         if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.peers.live_for_interest == 0):
-            self.state.write(conn, packet)
+            if packet:
+                self.state.write(conn, packet)
             if then is not None:
                 then()
             return
@@ -182,9 +183,10 @@ cdef class Answering:
             return 0
         if waits[1] is not None:
             self.after_acks.append((conn, waits[1]))
-        work(<uint64_t>len(packet) // 1024 * KIBI)
-        memcpy(outbox_reserve(&conn.out, <uint32_t>len(packet)), <const char*>packet, len(packet))
-        self.counters.at[count.ANSWERS_SENT] += 1
+        if packet:
+            work(<uint64_t>len(packet) // 1024 * KIBI)
+            memcpy(outbox_reserve(&conn.out, <uint32_t>len(packet)), <const char*>packet, len(packet))
+            self.counters.at[count.ANSWERS_SENT] += 1
         return 1
 
     cdef int owe_less(self, Connection conn) except -1:

@@ -11,7 +11,7 @@ from pyx.delivery.connection cimport Connection
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport RouterState
-from pyx.delivery.session cimport Session
+from pyx.delivery.session cimport Inflight, Queued, Session
 from pyx.delivery.windows cimport Sender, Windows
 from pyx.matching.filters cimport Membership
 from pyx.matching.subscriptions cimport Subscriptions
@@ -33,12 +33,17 @@ cdef class Backlog(Sender):
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1
     cdef int serve(self, Session s) except -1
+    cdef bint is_before_the_log(self, const Queued* q, uint64_t position, Message m) noexcept
+    cdef uint64_t topic_key(self, const Content* c) noexcept
+    cdef int drop_overtaken(self, Session s) except -1
+    cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1
     cdef bint serve_queued(self, Session s, Connection conn) except -1
     cdef Batch read_log(self, Session s)
     cdef Batch read_unread(self, Session s)
     cdef int caught_up(self, Session s) except -1
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
-    cdef int sent_live(self, Session s, const Content* c, uint32_t asked) except -1
+    cdef int sent_live(self, Session s, const Content* c, uint32_t asked, bint is_qos0) except -1
+    cdef int note_sent(self, Session s, uint64_t topic, uint64_t number, uint32_t asked, bint is_qos0) except -1
     cdef bint option_of(self, Session s, Message m, Membership* e, uint64_t position, uint8_t* options,
                         int* ids_len) except -1
     cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2

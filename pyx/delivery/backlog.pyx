@@ -2,7 +2,8 @@
 
 Such a session holds a cursor; each message is in the log once, under the indexes of the filters. A session with room is
 *ready*, and at the end of a tick it is served: first the messages in flight when its last connection ended, then its
-own queue (retained messages, shares of a group), then the log, until it has caught up.
+own queue (retained messages, shares of a group), then the log, until it has caught up. A retained message follows what
+the log had for the session when it was queued, which is older: else the client would be left with an old value.
 
 A session reads the indexes of its filters merged; with more than MERGED_MAX filters it reads by its directory
 (`pyx.delivery.unread`). Ready sessions are served in slices, as all of this may take long.
@@ -28,7 +29,6 @@ from pyx.delivery.session cimport (
     Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
 from pyx.delivery.unread cimport Unread
-from pyx.delivery.watched_topics cimport watched_overtaken, watched_sent
 from pyx.delivery.windows cimport OWN_RECORD, Sender, Windows
 from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
 from pyx.matching.memberships cimport drop_formers
@@ -70,7 +70,8 @@ cdef class Backlog(Sender):
         if self.state.keeps and qos and is_stored(s):
             number = self.windows.keep_queued(
                 s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
-        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number)
+        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number,
+                  self.state.next_position - 1 if flags & RETAINED_COPY else 0)
         if not s.behind:
             s.behind = True
             s.cursor = self.state.next_position - 1
@@ -126,7 +127,7 @@ cdef class Backlog(Sender):
                 if not self.resend_next(s, conn, &released):
                     return 0
                 continue
-            if s.queue_count:
+            if s.queue_count and s.queue[s.queue_head].behind <= s.cursor:
                 if not self.serve_queued(s, conn):
                     return 0
                 continue
@@ -140,6 +141,9 @@ cdef class Backlog(Sender):
                     return self.bounding.seek(s)
                 b = self.read_log(s)
                 if b is None:
+                    if s.queue_count:
+                        s.cursor = s.queue[s.queue_head].behind
+                        continue
                     self.caught_up(s)
                     return 0
                 s.batch = b
@@ -147,6 +151,9 @@ cdef class Backlog(Sender):
             work(VISIT)
             position = b.positions[s.batch_at]
             m = <Message>b.messages[s.batch_at]
+            if s.queue_count and self.is_before_the_log(&s.queue[s.queue_head], position, m):
+                s.queue[s.queue_head].behind = s.cursor
+                continue
             s.batch_at += 1
             s.cursor = position
             if s.holes is not None and lies_within(s.holes, position):
@@ -154,14 +161,18 @@ cdef class Backlog(Sender):
             self.deliver_logged(s, conn, m)
         return 0
 
+    cdef bint is_before_the_log(self, const Queued* q, uint64_t position, Message m) noexcept:
+        # where is a queued message sent, if this is the next one of the log? A restored one does not know its place in
+        # the log: then the number of its record tells what is newer
+        return position > q.behind or q.number and m.content.number > q.number
+
     cdef bint serve_queued(self, Session s, Connection conn) except -1:
         # send the next message of its own queue; False: there is no room for it
         cdef Queued* q = &s.queue[s.queue_head]
         cdef Message m
         cdef uint8_t flags, qos
         cdef uint32_t origin
-        cdef uint64_t number
-        cdef bint overtaken
+        cdef uint64_t number, topic = 0
         cdef object identifiers
         flags = q.flags
         qos = flags & 3
@@ -174,21 +185,27 @@ cdef class Backlog(Sender):
         s.dequeue()
         if s.queue_count == 0 and s.replays is not None:
             self.state.drained.append(s)
-        if s.watched:
-            overtaken = flags & RETAINED_COPY and watched_overtaken(
-                &s.seen, hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
-                origin)
-            if s.watching == 0 and s.queue_count == 0:
-                s.watch_no_more()
-            if overtaken:
-                self.counters.at[count.DROPPED_OVERTAKEN] += 1
-                self.state.drops.add(s, count.DROPPED_OVERTAKEN, 1)
+        if s.watched is not None and flags & RETAINED_COPY:
+            topic = self.topic_key(&m.content)
+            if s.watched.is_overtaken(topic, m.content.number, origin):
+                self.drop_overtaken(s)
                 if number:
                     self.windows.forget_queued(s, number)
+                s.end_watching()
                 return 1
+            if s.watched.deferred:              # it passes those that wait for a record, perhaps of its topic
+                self.note_sent(s, topic, m.content.number, 0, qos == 0)
         self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers,
-                       flags & SHARED_COPY | (OWN_RECORD if number else 0), number)
+                       flags & (SHARED_COPY | RETAINED_COPY) | (OWN_RECORD if number else 0), number)
+        s.end_watching()
         return 1
+
+    cdef uint64_t topic_key(self, const Content* c) noexcept:
+        return hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
+
+    cdef int drop_overtaken(self, Session s) except -1:
+        self.counters.at[count.DROPPED_OVERTAKEN] += 1
+        return self.state.drops.add(s, count.DROPPED_OVERTAKEN, 1)
 
     cdef Batch read_log(self, Session s):
         # the next messages of the session's backlog, or None: it has caught up
@@ -252,7 +269,6 @@ cdef class Backlog(Sender):
         # when the message is sent; unless that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
-        cdef uint32_t asked
         cdef int ids_len = self.options_of(s, m, s.cursor, &options)
         if ids_len < 0:
             return 0
@@ -265,17 +281,17 @@ cdef class Backlog(Sender):
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len else None
         # messages published after a SUBSCRIBE that asked are as new as live ones
-        if c.retain and s.watched:
-            asked = s.asked_before(s.cursor)
-            if asked:
-                self.sent_live(s, c, asked)
+        if c.retain and s.watched is not None:
+            self.sent_live(s, c, s.watched.asked_before(s.cursor), qos == 0)
         return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
 
-    cdef int sent_live(self, Session s, const Content* c, uint32_t asked) except -1:
-        # a message with RETAIN is sent while retained ones are on their way: no older one of its topic may follow it as
-        # the answer to a SUBSCRIBE with this number or a lower one
-        cdef uint64_t topic = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
-        if not watched_sent(&s.seen, topic, c.number, asked):
+    cdef int sent_live(self, Session s, const Content* c, uint32_t asked, bint is_qos0) except -1:
+        # a message with RETAIN is sent while retained ones are on their way: no older one of its topic may follow it,
+        # nor itself as the answer to a SUBSCRIBE with this number or a lower one
+        return self.note_sent(s, self.topic_key(c), c.number, asked, is_qos0)
+
+    cdef int note_sent(self, Session s, uint64_t topic, uint64_t number, uint32_t asked, bint is_qos0) except -1:
+        if not s.watched.sent(topic, number, asked, is_qos0):
             self.counters.at[count.RETAINED_UNWATCHED] += 1
         return 0
 
@@ -359,6 +375,8 @@ cdef class Backlog(Sender):
             if self.state.keeps and is_stored(s):
                 if qos == 2:
                     self.windows.mark_dirty(s)
+                    if flags & RETAINED_COPY and s.watched is not None:
+                        s.watched.deferred = slot.order + 1
                     return self.windows.defer(s, conn, slot)
                 self.windows.mark_lazy(s)
         else:
@@ -447,5 +465,21 @@ cdef class Backlog(Sender):
                 conn.out.pending -= 1
             self.counters.at[count.ANSWERS_SENT] += 1
             return self.state.set_dirty(conn)
+        if slot.flags & RETAINED_COPY and s.watched is not None and self.is_overtaken_in(s, slot):
+            return 0
         return self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, False,
                               slot.packet_id, slot.identifiers)
+
+    cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1:
+        # has a newer message of its topic been sent live while this retained one waited for its record? It is dropped
+        cdef Content* c = &(<Message>slot.message).content
+        cdef bint overtaken = s.watched.is_overtaken(self.topic_key(c), c.number, slot.group)
+        if s.watched.deferred == slot.order + 1:
+            s.watched.deferred = 0
+            s.end_watching()
+        if overtaken:
+            self.windows.finish_slot(s, slot)
+            self.drop_overtaken(s)
+            if s.behind:
+                self.state.set_ready(s)
+        return overtaken

@@ -219,8 +219,8 @@ cdef class FanOut:
         if f.total > conn.packet_bytes_max or \
                 ids_len and self.state.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
             return self.state.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
-        if c.retain and s.watched:
-            self.backlog.sent_live(s, c, s.asked)
+        if c.retain and s.watched is not None:
+            self.backlog.sent_live(s, c, s.watched.asked, qos == 0)
         if qos:
             slot = s.open_slot()
             packet_id = slot.packet_id

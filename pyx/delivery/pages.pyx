@@ -17,7 +17,7 @@ from libc.string cimport memset
 
 from pyx.core.little_endian cimport put16, put64
 from pyx.core.work cimport PLACE, PYTHON, RECORD, work
-from pyx.delivery.session cimport FREE, Inflight, Pages, arrived_changes, has_arrived, out_changes
+from pyx.delivery.session cimport FREE, Inflight, Pages, RETAINED_COPY, arrived_changes, has_arrived, out_changes
 
 cdef enum:
     PAGED_ABOVE = 128
@@ -46,7 +46,7 @@ cdef bytes out_page(Session s, uint32_t page):
         slot = s.slot(<uint16_t>id)
         if slot != NULL:
             p = put16(p, id)
-            p[0] = slot.flags
+            p[0] = slot.flags & ~RETAINED_COPY
             p[1] = slot.state
             p = put64(put64(p + 2, slot.position), slot.order)
     return PyBytes_FromStringAndSize(<char*>value, p - value)

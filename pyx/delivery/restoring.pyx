@@ -12,7 +12,7 @@ from pyx.core cimport counters as count
 from pyx.core.little_endian cimport get16, get32, get64
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.router_state cimport RouterState, find_expiry
-from pyx.delivery.session cimport Inflight, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.delivery.session cimport Inflight, RETAINED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.delivery.windows cimport (
     FORM_2, HEAD_BYTES, OF_ITS_OWN, OUT_BYTES, OWN_RECORD, QUEUED_HEAD_BYTES, WINDOW_2_BIT, Windows,
 )
@@ -227,6 +227,9 @@ cdef class Restoring:
             m = message
             # in flight, but missing in a lazy window
             s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
-                      number)
+                      number, self.state.next_position - 1 if flags & RETAINED_COPY else 0)
+            if flags & RETAINED_COPY:
+                s.begin_watching()
+                s.watched.asked = max(s.watched.asked, <uint32_t>origin)
             self.counters.at[count.MATCHED] += 1
         return 0

@@ -102,7 +102,7 @@ cdef class Retaining:
         if sub.identifier:
             identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
         if messages:
-            s.watched = True
+            s.begin_watching()
         work(<uint64_t>len(messages) * OBJECT)
         for m in messages:
             if options & 4 and m.publisher is not None and m.publisher == s.client_id:

@@ -23,9 +23,8 @@ from pyx.protocol.message cimport Message
 
 cdef enum:
     SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
-    RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
+    RETAINED_COPY = 16          # of either: a retained one, sent because of a SUBSCRIBE
     REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
-    ASKS_MAX = 64               # SUBSCRIBEs remembered whose retained messages are on their way
 
 
 cdef enum WindowState:
@@ -42,8 +41,9 @@ cdef struct Inflight:
     uint64_t order              # rises with each message sent
     uint16_t packet_id
     uint8_t state
-    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY
-    # Group.number of the share group; of a slot that waits for a PUBCOMP: 1 = its PUBREL is of a former connection
+    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY, RETAINED_COPY
+    # Group.number of the share group, or number of the SUBSCRIBE that asked for a retained message; of a slot that
+    # waits for a PUBCOMP: 1 = its PUBREL is of a former connection
     uint32_t group
     # of the message in a store on disk: in the log, or (OWN_RECORD) number of its own record; 0 = not stored
     uint64_t position
@@ -57,6 +57,7 @@ cdef struct Queued:
     uint32_t origin
     uint8_t flags               # as in Inflight; RETAINED_COPY, REPLAYED_COPY
     uint64_t number             # of its own record in a store on disk; 0 = none
+    uint64_t behind             # the messages of the log up to this position are sent before it
 
 
 cdef struct Pages:              # of a window too large for one record (pyx.delivery.pages); a bit for each page
@@ -102,7 +103,6 @@ cdef class Session:             # one for each client: without padding; state th
     cdef flag closing
     cdef flag unflagging                # its filters are being unflagged; only then may they be flagged again
     cdef flag flagging                  # in the router's list of sessions that are being flagged or unflagged
-    cdef flag watched                   # retained messages are on their way: topics sent live are noted
     cdef flag awaits_outbox             # a replay waits for room in its outbox
     # with a store on disk (pyx.delivery.windows):
     cdef flag window_dirty              # in the router's list of windows to be stored with this tick
@@ -110,7 +110,6 @@ cdef class Session:             # one for each client: without padding; state th
     cdef flag awaiting                  # in its list of sessions that wait until their window is durable
     cdef flag kept                      # it has records in the store
     cdef flag over                      # it has ended: its window is no longer stored
-    cdef uint32_t watching              # open requests for retained messages
     cdef uint64_t committing            # ticket of its last window that packets wait for
     cdef Pages* pages                   # NULL: the window is one record
     # [(order, packet_id)] still to be resent after a resumption, last first; or None
@@ -129,10 +128,7 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t cursor
     cdef uint64_t stamp                 # of the router's last merge that included this session
     cdef uint32_t merged                # its index there
-    cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
-    # [(number, last position of the log then), ...] of the first ASKS_MAX since retained messages are on their way
-    cdef list asks
-    cdef WatchedTopics seen             # topics sent live, while it waits for retained messages
+    cdef WatchedTopics watched          # while retained messages are on their way to it; or None
     cdef uint64_t swept                 # the last sweep that checked its bounds
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
@@ -160,13 +156,13 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint16_t next_again(self) except? 0
     cdef Inflight* place_slot(self, uint16_t packet_id) except NULL     # a slot with this Packet Identifier
     cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
-                     uint64_t number) except -1
+                     uint64_t number, uint64_t behind) except -1
     # remove and return the messages of that origin, as (message, number of its record); kind: SHARED_COPY, ...
     cdef list take_queued(self, uint32_t origin, uint8_t kind)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
-    cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF
-    cdef void watch_no_more(self) noexcept
+    cdef int begin_watching(self) except -1
+    cdef void end_watching(self) noexcept                       # if no retained message is on its way any more
     # before a subscription is replaced by one that would not get its queued messages: keep its options up to `last`
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
     cdef list formers(self, const Formers* formers, const Membership* e)

@@ -7,7 +7,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from pyx.core.placement cimport fixed_hash
 from pyx.core.work cimport PLACE, OBJECT, VISIT, work
-from pyx.delivery.watched_topics cimport watched_forget
+from pyx.delivery.watched_topics cimport WatchedTopics
 from pyx.matching.filters cimport Former, Formers, Membership, filter_text
 from pyx.matching.memberships cimport add_former
 from pyx.protocol.message cimport content_bytes
@@ -45,6 +45,7 @@ cdef class Session:
         self.releases = None
         self.resend = None
         self.hold = None
+        self.watched = None
         self.replays = None
         self.details = None
 
@@ -240,7 +241,7 @@ cdef class Session:
             k = j
 
     cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
-                     uint64_t number) except -1:
+                     uint64_t number, uint64_t behind) except -1:
         cdef Queued* ring
         cdef Queued* q
         cdef uint32_t cap, i
@@ -263,6 +264,7 @@ cdef class Session:
         q.flags = flags
         q.origin = origin
         q.number = number
+        q.behind = behind
         self.queue_count += 1
         self.queue_bytes += content_bytes(&message.content)
         return 0
@@ -295,8 +297,7 @@ cdef class Session:
             Py_XDECREF(q.message)
             Py_XDECREF(q.identifiers)
         self.queue_count = kept
-        if kept == 0 and self.watching == 0:
-            self.watch_no_more()
+        self.end_watching()
         if kept == 0:
             free(self.queue)
             self.queue = NULL
@@ -324,47 +325,38 @@ cdef class Session:
         self.search = None
         self.holes = None
         self.absences = None
-        self.watch_no_more()
+        self.watched = None
         return 0
+
+    cdef int begin_watching(self) except -1:
+        if self.watched is None:
+            self.watched = WatchedTopics.__new__(WatchedTopics)
+        return 0
+
+    cdef void end_watching(self) noexcept:
+        if self.watched is not None and self.watched.requests == 0 and self.watched.deferred == 0 and \
+                self.queue_count == 0:
+            self.watched = None
 
     def watch(self):
         """Remember from now on the topics of messages with RETAIN that are sent live: an older message of such a topic
         will not be sent as retained."""
-        self.watching += 1
-        self.watched = True
+        self.begin_watching()
+        self.watched.requests += 1
 
     def ask(self, uint64_t position=0):
         """Note a SUBSCRIBE that asks for retained messages; return its number. Messages sent live before it do not
         answer it; a message with RETAIN that is sent live from now on replaces an older one of its topic. `position`:
         the last one of the log."""
-        self.asked += 1
-        if self.asks is None:
-            self.asks = []
-        if len(self.asks) < ASKS_MAX:
-            self.asks.append((self.asked, position))
-        return self.asked
-
-    cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF:
-        # the number of the last SUBSCRIBE before that position of the log was given out; 0: none of those remembered
-        cdef uint32_t asked
-        cdef uint64_t behind
-        if self.asks is not None:
-            work(<uint64_t>len(self.asks) * VISIT)
-            for asked, behind in reversed(self.asks):
-                if position > behind:
-                    return asked
-        return 0
-
-    cdef void watch_no_more(self) noexcept:
-        self.watched = False
-        self.asks = None
-        watched_forget(&self.seen)
+        self.begin_watching()
+        self.watched.ask(position, self.cursor if self.behind else position)
+        return self.watched.asked
 
     def unwatch(self):
         """Note that one request for retained messages has been answered."""
-        self.watching -= 1
-        if self.watching == 0 and self.queue_count == 0:
-            self.watch_no_more()
+        if self.watched is not None:                # else the session has ended
+            self.watched.requests -= 1
+            self.end_watching()
 
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1:
         if not self.behind or last <= self.cursor or last <= e.since or options & 3 == 0 and self.absences is None:
@@ -477,9 +469,9 @@ cdef class Session:
     @property
     def is_watching(self):
         """Whether it remembers topics sent live, because retained messages are on their way."""
-        return bool(self.watched)
+        return self.watched is not None
 
     @property
     def watched_topics(self):
         """The number of topics that it remembers."""
-        return self.seen.count
+        return 0 if self.watched is None else self.watched.count

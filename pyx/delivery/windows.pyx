@@ -32,7 +32,9 @@ from pyx.delivery.connection cimport Connection
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
 from pyx.delivery.router_state cimport RouterState, free_pointers, pointers_push
-from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBCOMP, is_stored, out_changes
+from pyx.delivery.session cimport (
+    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBCOMP, is_stored, out_changes,
+)
 from pyx.matching.subscriptions cimport Filter
 from pyx.protocol.message cimport Message, content_bytes
 from pyx.storage.entries cimport Packed
@@ -300,7 +302,7 @@ cdef class Windows:
             p = packed.room(n * OUT_BYTES)
             for i in range(n):
                 p = put16(p, out[i].packet_id)
-                p[0] = out[i].flags
+                p[0] = out[i].flags & ~RETAINED_COPY
                 p[1] = out[i].state
                 p = put64(p + 2, out[i].position)
         finally:

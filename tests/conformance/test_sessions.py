@@ -222,6 +222,27 @@ def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, n
     again.expect_silence()
 
 
+@pytest.mark.mqtt("5:4.6.0-5", "5:4.6.0-6", "311:4.6.0-5", "311:4.6.0-6")
+def test_waiting_messages_come_before_the_retained_one(connect: Connect, version: int, name: str) -> None:
+    """A client with waiting messages subscribes anew: the retained message, which is the newest, comes after them."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe(name, qos=1)
+    subscriber.disconnect()
+    publisher = connect(version)
+    for number in range(200):
+        publisher.publish(name, b"%d" % number, qos=1, retain=True)
+    options = durable(version)
+    if version == 5:
+        options["properties"]["receive_maximum"] = 2
+    again = connect(version, name, **options)
+    again.send(wire.subscribe(version, 9, (name, 1)))
+    again.await_packet("SUBACK")
+    for number in range(200):
+        again.receive(name, b"%d" % number, retain=False)
+    again.receive(name, b"199", retain=True)
+    again.expect_silence()
+
+
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_waiting_messages_expire(everywhere: Everywhere) -> None:
     """A queued message whose Message Expiry Interval passes is not sent; another has its remaining interval."""

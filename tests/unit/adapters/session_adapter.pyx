@@ -35,7 +35,7 @@ def leave(Session session not None, uint16_t packet_id):
 
 
 def enqueue(Session session not None, Message message not None, bytes identifiers=None, uint8_t flags=0, uint32_t group=0):
-    session.enqueue(message, <PyObject*> identifiers if identifiers is not None else NULL, flags, group, 0)
+    session.enqueue(message, <PyObject*> identifiers if identifiers is not None else NULL, flags, group, 0, 0)
 
 
 def take_queued(Session session not None, uint32_t group):

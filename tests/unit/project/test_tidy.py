@@ -27,6 +27,7 @@ STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", 
 
 #: lists of compiled code that are exempt: they are searched, or lose their first item -> number of items
 SEARCHED = {
+    "pyx/delivery/watched_topics.pyx: del self.asks[0]": "ASKS_MAX",
     "pyx/delivery/peers.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
     "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
 }
