@@ -205,7 +205,7 @@ class Link:
         ):
             self._leave(stalled=False)
         elif self.confirming and not self.peer_incarnation and now - self.heard_at > silence:
-            self._confirm_no_longer()
+            self.confirm_no_longer()
         elif out.full and now - out.full_since > self.limits.peer_stall_seconds_max:
             self._leave(stalled=True)
         elif self._stalled:
@@ -463,12 +463,13 @@ class Link:
         out.full = False
         if told:
             self._events.away(self.peer)
-        if self.confirming:
-            self._confirm_no_longer()
+        self.confirm_no_longer()
 
-    def _confirm_no_longer(self) -> None:
-        self.confirming = False
-        self._events.unconfirmed(self.peer)
+    def confirm_no_longer(self) -> None:
+        """Wait no longer for the answer to `greet`."""
+        if self.confirming:
+            self.confirming = False
+            self._events.unconfirmed(self.peer)
 
     def down(self, incarnation: int) -> None:
         """Note that the supervisor has reaped that incarnation of the peer: its messages are refused from now on."""

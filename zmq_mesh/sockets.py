@@ -23,6 +23,9 @@ from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 
+# Of link_silence_seconds_max: a worker that has been silent for so long asks whether its siblings have given up waiting
+# for it, and reads clients for as long without looking. Two such times and the interval of heartbeats are less than it.
+PAUSE_SHARE: Final = 1 / 3
 # Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
 HIGH_WATER: Final = 64
 # From this size on ZeroMQ gets a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but
@@ -98,6 +101,7 @@ class Mesh:
     """
 
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
+    _confirming_since = 0.0
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class Mesh:
                 refusals=(refusals or {}).get(peer, ()),
                 barrier=self._barrier,
             )
-        self._awake_at = now
+        self._ticked_at = now
         self.frames_malformed = 0
         self.is_busy: Callable[[], bool] = lambda: False
         """Whether processing has taken so long that further messages wait for the next tick."""
@@ -235,21 +239,30 @@ class Mesh:
         self._publisher.seal()
         for link in self.links.values():
             link.tick(now)
+        self._ticked_at = now
         self._barrier.check(now)
 
     def awake(self, now: float) -> bool:
-        """Return whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.
+        """Return whether clients may be read, for PAUSE_SHARE of link_silence_seconds_max from `now` on. Call it at the
+        beginning of every tick, before anything else of the mesh.
 
-        After a pause of more than half of link_silence_seconds_max siblings may have given up waiting for this worker:
-        it greets each, and reads no client before all that are not silent have answered and their interest was taken.
+        If no `tick` has sent its heartbeats for longer than that (one pause, or several with little between them),
+        siblings may have given up waiting for this worker: it greets each, and reads no client before all that are not
+        silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
+        on after link_silence_seconds_max, as with siblings that are silent.
         """
-        pause = now - self._awake_at
-        self._awake_at = now
-        if pause > self.limits.link_silence_seconds_max * 0.5:
+        silence = self.limits.link_silence_seconds_max
+        if now - self._ticked_at > silence * PAUSE_SHARE:
+            self._ticked_at = now  # the greetings are as good as heartbeats
+            if not self._confirming:
+                self._confirming_since = now
             self._confirming = True
             for link in self.links.values():
                 link.greet(now)
         if self._confirming:  # rare: the usual tick pays two comparisons
+            if now - self._confirming_since > silence:
+                for link in self.links.values():
+                    link.confirm_no_longer()
             self._confirming = any(link.confirming for link in self.links.values())
         return not self._confirming
 

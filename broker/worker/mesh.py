@@ -21,7 +21,7 @@ from pyx.core import counters as count
 from pyx.core.work import callback
 from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.links import LinkLimits
-from zmq_mesh.sockets import Mesh
+from zmq_mesh.sockets import PAUSE_SHARE, Mesh
 
 if TYPE_CHECKING:
     import asyncio
@@ -83,6 +83,7 @@ class WorkerMesh:
         self.is_awake = self._mesh.awake
         """Whether clients may be served at this time: not after a pause, until siblings have answered (`receive`)."""
         node.links = self._mesh.links
+        reactor.pause_ns = int(limits.link_silence_seconds_max * PAUSE_SHARE * 1e9)
         self._mesh.is_busy = context.router.state.is_round_over
         self._mesh.is_full = peering.is_full
         self._peers.forward_now = self._forward_soon

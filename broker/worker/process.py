@@ -349,10 +349,10 @@ class Worker:
     def _poll(self) -> None:
         if self.stopped.done():
             return
-        if self._mesh is not None and not self._mesh.is_awake(time.monotonic()):
-            self._mesh.receive()
+        now_ns = time.monotonic_ns()
+        if not self._is_awake(now_ns / 1e9):
             return
-        self.reactor.poll()
+        self.reactor.poll(now_ns)
 
     def _poll_soon(self) -> None:
         """Poll once, however often this is called: the loop runs all due callbacks before it looks at timers again."""
@@ -372,7 +372,8 @@ class Worker:
         self.channel.heartbeat[0] += 1
         if self._mesh is not None:
             self._mesh.tick(now)
-        self.reactor.run_timers()
+        if self._is_awake(now):  # wills, too, are published by the present interest of siblings
+            self.reactor.run_timers()
         if self._handoffs.waits:
             self._handoffs.retry()
         self._memory.trim(now)
@@ -394,10 +395,15 @@ class Worker:
 
     @callback("handoff")
     def _on_handoff(self) -> None:
-        if self._mesh is not None and not self._mesh.is_awake(time.monotonic()):
-            self._mesh.receive()
-            return
-        self._handoffs.take_in()
+        if self._is_awake(time.monotonic()):
+            self._handoffs.take_in()
+
+    def _is_awake(self, now: float) -> bool:
+        """Whether clients may be served; else siblings are heard, whose interest must be known first."""
+        if self._mesh is None or self._mesh.is_awake(now):
+            return True
+        self._mesh.receive()
+        return False
 
 
 if sys.platform != "linux":  # pragma: no cover

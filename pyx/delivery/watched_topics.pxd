@@ -31,9 +31,9 @@ cdef class WatchedTopics:       # an open table: linear probing, at most half fu
     cdef int ask(self, uint64_t position, uint64_t cursor) except -1
     # the number of the last SUBSCRIBE before that position of the log was given out; 0: none of those remembered
     cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF
-    # note that a message with RETAIN was sent, after SUBSCRIBE `asked`; 0: no room to remember it. `topic`: a keyed hash
     cdef Seen* place_of(self, uint64_t topic) noexcept
     cdef int move(self, uint32_t cap, bint without_qos0) except -1
+    # note that a message with RETAIN was sent after SUBSCRIBE `asked`; 0: no room for it. `topic`: its keyed hash
     cdef int sent(self, uint64_t topic, uint64_t number, uint32_t asked, bint is_qos0) except -1
     # has a newer message of that topic been sent, or this one live since that SUBSCRIBE?
     cdef bint is_overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept

@@ -45,7 +45,8 @@ cdef enum:
     BUSY_NS = 1_000_000         # after a round closer to its predecessor than this, wait for the next one here
     STAY_NS = 5_000_000         # then the surrounding event loop has its turn
     WAIT_MS = 50                # not shorter: a timer that becomes the kernel's next one costs more than the detour
-    PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
+    PAUSE_NS = 500_000_000      # see Reactor.pause_ns
+    READ_FIRST_MS = 1000        # after a pause clients have so much time: what waits in their sockets is read first
     ROUND_NS = 50_000_000       # for the events of one round
 
 
@@ -68,6 +69,7 @@ cdef class Reactor:
         self.acceptor = Acceptor(self.state, self.connections)
         self.sending = Sending(self.state, self.connections)
         self.watchers = {}
+        self.pause_ns = PAUSE_NS
         self.now()
 
     def __dealloc__(self):
@@ -75,8 +77,11 @@ cdef class Reactor:
 
     cdef void now(self) noexcept:
         cdef timespec t
+        cdef uint64_t before = self.last_ns
         self.last_ns = self.state.tick_ns = monotonic_ns()
         self.state.now_ms = self.last_ns // 1_000_000
+        if self.last_ns - before > self.pause_ns:
+            self.woke_ms = self.state.now_ms
         clock_gettime(CLOCK_REALTIME, &t)
         self.state.clock.us = <uint64_t>t.tv_sec * 1_000_000 + <uint64_t>t.tv_nsec // 1000
         self.state.clock.hear()
@@ -127,8 +132,11 @@ cdef class Reactor:
 
     # ------------------------------------------------------------ one poll
 
-    def poll(self):
+    def poll(self, uint64_t asked_ns=0):
         """Run rounds while there is work. With `stays`, also wait here for more while they come within BUSY_NS.
+
+        `asked_ns`: the monotonic time at which the caller knew that clients may be read; 0: now. Clients are read until
+        `pause_ns` after it: if this process was stopped meanwhile, what came since is left to the next call.
 
         Under dense traffic the surrounding event loop is a detour for every wake-up; it has its turn every STAY_NS, or
         WAIT_MS after the traffic ended.
@@ -136,21 +144,22 @@ cdef class Reactor:
         cdef Event[EVENTS] events
         cdef int n, i, wait = 0
         cdef uint32_t what
-        cdef uint64_t begun, before, until
+        cdef uint64_t begun, before, until, until_ns
         cdef size_t p
         cdef Connection conn
         cdef list watched = None
         cdef Mark mark
         begun = monotonic_ns()
+        until_ns = (asked_ns if asked_ns else begun) + self.pause_ns
         while True:
             n = self.poller.wait(events, EVENTS, WAIT_MS if wait else 0)
             if n == 0 and not self.again:
                 break
-            callback_begins(&mark)
             before = self.last_ns
             self.now()
-            if self.last_ns - before > PAUSE_NS and wait:
-                break                       # this process was stopped: leave these events to the next call
+            if self.last_ns > until_ns:
+                break
+            callback_begins(&mark)
             if self.again:
                 self.again = self.dispatch.take_carried()
             if self.late:
@@ -158,7 +167,7 @@ cdef class Reactor:
             work(SYSTEM + n * VISIT)
             until = progress() + ROUND_NS
             for i in range(n):
-                if i & 7 == 7 and progress() >= until:
+                if i & 7 == 7 and progress() >= until or monotonic_ns() > until_ns:
                     break                   # the others are reported again
                 p = events[i].tag
                 if p & 3:
@@ -294,6 +303,8 @@ cdef class Reactor:
         cdef uint64_t now = self.state.now_ms
         if conn.lingering:
             self.connections.end(conn)
+        elif conn.state <= OPEN and now < self.woke_ms + READ_FIRST_MS:
+            self.timers.schedule(t, self.woke_ms + READ_FIRST_MS)
         elif conn.state < OPEN:
             self.state.handler.connect_timeout(conn)
         elif conn.state == OPEN and conn.keep_alive_ms:

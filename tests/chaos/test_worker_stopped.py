@@ -6,8 +6,9 @@ import itertools
 import os
 import signal
 
+from tests import wire
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
-from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
+from tests.chaos.crowd import Crowd, Member, Publisher, Subscriber, ids_on, in_order, missing, repeated
 
 WORKERS = 4
 STOPPED = 3
@@ -183,6 +184,40 @@ def test_a_worker_that_woke_up_acks_nothing_before_it_knows_the_interest(
         os.kill(pid, signal.SIGCONT)
     crowd.until(lambda: publisher.done, "it answers")
     crowd.until(lambda: not any(missing(each, publisher) for each in others), "the SUBACKs were true")
+
+
+def test_a_worker_that_woke_up_hears_its_clients_first(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
+    """One that pinged all the time is not closed. The will of one that was silent reaches who subscribed meanwhile."""
+    broker = start_broker(WORKERS, worker_hang_seconds_max=60)
+    crowd = crowd_of(broker)
+    names = ids_on(STOPPED, WORKERS, "stopped")
+    will = wire.Will("will/x", (0).to_bytes(8, "big") * 2, 1, False)
+    pings = Member(crowd, next(names), keep_alive=1)
+    silent = Member(crowd, next(names), keep_alive=2, will=will)
+    others = [Subscriber(crowd, next(ids_on(n, WORKERS, f"sub{n}x")), "other", qos=1) for n in range(3)]
+    crowd.settle()
+
+    def ping(_now: float) -> None:
+        if not pings.closed:
+            pings.send(wire.PINGREQ)
+
+    crowd.on_turn.append(ping)
+    pid = broker.worker_pids()[STOPPED]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for each in others:
+            each.send(wire.subscribe(each.version, 7, ("will/#", 1)))
+        crowd.until(
+            lambda: all(len(each.packets) == 2 for each in others),
+            "SUBACK while a sibling is stopped",
+            WAIT_SECONDS_MAX,
+        )
+        crowd.let_run(4.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    crowd.until(lambda: silent.closed, "the silent one is closed")
+    crowd.until(lambda: all(each.count for each in others), "its will has come")
+    assert not pings.closed
 
 
 def test_a_hung_worker_is_killed_and_restarted_with_its_state_in_the_log(

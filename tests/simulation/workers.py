@@ -117,7 +117,7 @@ class SimulatedMesh(Mesh):
         self.own = node.context.own
         self.limits = limits
         self._publisher = node.interest or Publisher()
-        self._awake_at = world.clock.now
+        self._ticked_at = world.clock.now
         self.links: dict[Peer, Link] = {}
         self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
         for peer in node.siblings:
@@ -539,8 +539,9 @@ class Worker:
         self.mesh.tick(now)
         self._mesh_state()
         self._set_time()
-        self.node.timers.advance(self.clock.monotonic_ms)
-        self._round()
+        if self.mesh.awake(now):
+            self.node.timers.advance(self.clock.monotonic_ms)
+            self._round()
         self._retry_handoffs()
         self.world.after_tick(self)
         if self._client_work() or self._inbox:
