@@ -26,6 +26,8 @@ from zmq_mesh.links import Link
 # Of link_silence_seconds_max: a worker that has been silent for so long asks whether its siblings have given up waiting
 # for it, and reads clients for as long without looking. Two such times and the interval of heartbeats are less than it.
 PAUSE_SHARE: Final = 1 / 3
+# A worker that is stopped again before the answers have come asks again. One whose every tick is a pause gives up.
+GREETINGS_MAX: Final = 5
 # Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
 HIGH_WATER: Final = 64
 # From this size on ZeroMQ gets a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but
@@ -102,6 +104,7 @@ class Mesh:
 
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
     _confirming_since = 0.0
+    _greetings = 0  # since then
 
     def __init__(
         self,
@@ -249,18 +252,19 @@ class Mesh:
         If no `tick` has sent its heartbeats for longer than that (one pause, or several with little between them),
         siblings may have given up waiting for this worker: it greets each, and reads no client before all that are not
         silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
-        on after link_silence_seconds_max, as with siblings that are silent.
+        on after link_silence_seconds_max and GREETINGS_MAX greetings, as with siblings that are silent.
         """
         silence = self.limits.link_silence_seconds_max
         if now - self._ticked_at > silence * PAUSE_SHARE:
             self._ticked_at = now  # the greetings are as good as heartbeats
             if not self._confirming:
-                self._confirming_since = now
+                self._confirming_since, self._greetings = now, 0
             self._confirming = True
+            self._greetings += 1
             for link in self.links.values():
                 link.greet(now)
         if self._confirming:  # rare: the usual tick pays two comparisons
-            if now - self._confirming_since > silence:
+            if now - self._confirming_since > silence and self._greetings >= GREETINGS_MAX:
                 for link in self.links.values():
                     link.confirm_no_longer()
             self._confirming = any(link.confirming for link in self.links.values())

@@ -124,7 +124,7 @@ class Endings:
     def works_for(self, session: Session) -> bool:
         """Whether piecewise work for the session is in progress."""
         details: Details = session.details
-        return bool(session.replays or details.walks or details.walks_waiting or details.interrupted)
+        return bool(session.replays or details.walks or details.walks_waiting or details.unanswered)
 
     def _nothing_is_done_for(self, session: Session) -> None:
         """Stop counting work for a session that has been cleared."""

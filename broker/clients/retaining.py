@@ -179,16 +179,14 @@ class Retaining:
     # ------------------------------------------------------------ walks
 
     def send(self, session: Session, asks: Asks) -> None:
-        """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time.
-        `asks`: of `Unanswered`.
-        """
+        """Send the retained messages that SUBSCRIBEs ask for after the SUBACK: a bounded number of filters at once."""
         if session.connection is not None:
             steps = _STEPS
             for asked, filters in asks:
                 steps = self._send(session, filters, asked, steps)
             self._begin_waiting(session)
             self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(session.details.walks_waiting))
-        self._unanswered.answered(session, asks)
+        self._unanswered.answered(session)
 
     def _send(self, session: Session, filters: list[bytes], asked: int, steps: int) -> int:
         """Note these filters, or look them up with some of so many steps. Return the steps that are left."""
@@ -292,6 +290,7 @@ class Retaining:
     def unsubscribed(self, session: Session, text: bytes) -> None:
         """Drop the walk for a filter that was unsubscribed."""
         details: Details = session.details
+        self._unanswered.unsubscribed(session, text)
         if details.walks_waiting.pop(text, None) is not None:
             session.unwatch()
         for walk in [each for each in details.walks if each.filter == text]:

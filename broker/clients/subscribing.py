@@ -180,7 +180,7 @@ class Subscribing:
         del packet  # do not keep it while its answer waits
         codes: list[int] = []
         made: list[_Named] = []
-        asks: Asks | None = None  # filters whose retained messages are sent
+        asks: Asks = []  # filters whose retained messages are sent
         retaining = self._retaining
         for first in range(0, len(filters), AT_ONCE):
             if first:
@@ -191,12 +191,12 @@ class Subscribing:
             for item in piece:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
             if wanted and self._context.settings.protocol.retain_available:
-                if asks is None:
-                    asks = self._unanswered.begin(session)
-                self._unanswered.ask(session, asks, wanted)
+                if not asks:
+                    self._unanswered.begin(session)
+                asks.append((self._unanswered.ask(session, wanted), wanted))
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         interest = 0  # siblings need no update for filters that were all refused
-        if asks is not None:
+        if asks:
             # what is on its way to the owners of retained topics must be there before they are asked, also where this
             # worker gets it already for another subscription
             interest = self._context.another_interest_number()
@@ -206,8 +206,8 @@ class Subscribing:
             conn,
             suback,
             interest,
-            None if asks is None else lambda: retaining.send(session, asks),
-            lambda conn: self._take_back(conn, packet_id, codes, made, asks),
+            (lambda: retaining.send(session, asks)) if asks else None,
+            lambda conn: self._take_back(conn, packet_id, codes, made, bool(asks)),
         )
 
     def _subscribe_one(
@@ -244,7 +244,7 @@ class Subscribing:
         return options & _QOS
 
     def _take_back(
-        self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named], asks: Asks | None
+        self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named], asks: bool
     ) -> bytes | None:
         """Undo the subscriptions of a SUBACK that has waited for a failing disk; return a SUBACK that says so. None:
         some have replaced earlier ones, and cannot be undone.
@@ -252,8 +252,8 @@ class Subscribing:
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
-        if asks is not None:
-            self._unanswered.answered(session, asks)
+        if asks:
+            self._unanswered.answered(session)
         self._context.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)

@@ -46,7 +46,7 @@ class RetainedWalk:
 
 
 Asks = list[tuple[int, list[bytes]]]
-"""What a SUBSCRIBE asks for: numbers of `Session.ask`, each with at most 500 Topic Filters."""
+"""What a SUBSCRIBE asks for: numbers of `Unanswered.ask`, each with at most 500 Topic Filters."""
 WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[Peer, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()
 NO_WALKS: Final[dict[RetainedWalk, None]] = {}
@@ -62,11 +62,11 @@ class Details:
         "expiry_handle",
         "expiry_interval",
         "filter_bytes",
-        "interrupted",
         "own_bytes",
         "queue_rules",
         "ruling",
         "stored_expiry",
+        "unanswered",
         "username",
         "walks",
         "walks_waiting",
@@ -105,8 +105,8 @@ class Details:
         """Topic Filters that wait for their look-up, in order, each with the number of its SUBSCRIBE (`Session.ask`)
         and `RetainedWalk.parts` (None: everything of every worker). All of them are subscribed to; each occurs once.
         """
-        self.interrupted: list[Asks] | None = None
-        """What SUBSCRIBEs have asked for whose connection ended before their SUBACK (`Unanswered`)."""
+        self.unanswered: dict[bytes, None] | None = None
+        """Topic Filters of SUBSCRIBEs that have no SUBACK yet, or whose connection ended before it (`Unanswered`)."""
 
 
 def own_bytes(client_id: str, username: str | None, will: Will | None) -> int:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _TIMER_SECONDS = 0.1
+"""Or a tenth of link_silence_seconds_max, as the mesh demands."""
 _ALL_AT_ONCE = 1 << 62
 """ns of work per turn while all connections are ended, when clients are no longer served."""
 _REFUSED_AT_ONCE = 256
@@ -144,6 +145,7 @@ class Worker:
         node.hand_over = self._handoffs.hand_over
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
+        self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
         self._over_bound: dict[str, tuple[int, str | None]] = {}
         self._schedulers = (Scheduler(self.reactor, self._replaying), Scheduler(self.reactor, node.retaining))
         self._background = BackgroundThread(self.reactor, "archive-reader")
@@ -383,7 +385,7 @@ class Worker:
             if work.COUNTED:
                 self._tell_work()
             self._gauges.update(len(self.reactor), self._mesh.frames_malformed if self._mesh is not None else 0)
-        self.loop.call_later(_TIMER_SECONDS, self._on_timer)
+        self.loop.call_later(self._timer_seconds, self._on_timer)
 
     def _tell_work(self) -> None:
         """In test builds: log the kinds of callbacks that did more work than allowed (pyx/core/work.pxd)."""

@@ -36,6 +36,7 @@ cdef class Backlog(Sender):
     cdef bint is_before_the_log(self, const Queued* q, uint64_t position, Message m) noexcept
     cdef uint64_t topic_key(self, const Content* c) noexcept
     cdef int drop_overtaken(self, Session s) except -1
+    cdef int drop_deferred(self, Session s) except -1
     cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1
     cdef bint serve_queued(self, Session s, Connection conn) except -1
     cdef Batch read_log(self, Session s)

@@ -470,10 +470,24 @@ cdef class Backlog(Sender):
         return self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, False,
                               slot.packet_id, slot.identifiers)
 
+    cdef int drop_deferred(self, Session s) except -1:
+        cdef uint32_t i
+        cdef Inflight* slot
+        if s.watched.deferred == 0:
+            return 0
+        s.watched.deferred = 0
+        work(s.window_cap * PLACE)
+        for i in range(s.window_cap):
+            slot = &s.window[i]
+            if slot.state == WAIT_PUBREC and slot.flags & RETAINED_COPY:
+                self.is_overtaken_in(s, slot)
+        return 0
+
     cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1:
         # has a newer message of its topic been sent live while this retained one waited for its record? It is dropped
         cdef Content* c = &(<Message>slot.message).content
         cdef bint overtaken = s.watched.is_overtaken(self.topic_key(c), c.number, slot.group)
+        slot.flags &= ~RETAINED_COPY
         if s.watched.deferred == slot.order + 1:
             s.watched.deferred = 0
             s.end_watching()

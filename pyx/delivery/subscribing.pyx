@@ -189,9 +189,9 @@ cdef class Subscribing:
     def detach(self, Session s not None, Remains remains=None):
         """Take the connection from the session. A session that is not durable ends: `remains` as in `end_session`."""
         if s.watched is not None:
-            s.watched.deferred = 0                  # what waits for its record will be sent again
+            self.windows.sender.drop_deferred(s)
             if (<Connection>s.connection).out.qos0:
-                s.watched.forget_qos0()
+                s.watched.lose_qos0()
             s.end_watching()
         s.connection = None
         s.releases = s.resend = None

@@ -13,7 +13,7 @@ cdef struct Seen:               # the last message with RETAIN that was sent liv
     uint64_t topic              # a keyed hash; 0: free
     uint64_t number
     uint32_t asked              # number of the last SUBSCRIBE before it that asked for retained messages
-    bint was_qos0
+    bint is_qos0
 
 
 cdef class WatchedTopics:       # an open table: linear probing, at most half full
@@ -32,10 +32,10 @@ cdef class WatchedTopics:       # an open table: linear probing, at most half fu
     # the number of the last SUBSCRIBE before that position of the log was given out; 0: none of those remembered
     cdef uint32_t asked_before(self, uint64_t position) except? 0xFFFFFFFF
     cdef Seen* place_of(self, uint64_t topic) noexcept
-    cdef int move(self, uint32_t cap, bint without_qos0) except -1
+    cdef int move(self, uint32_t cap) except -1
     # note that a message with RETAIN was sent after SUBSCRIBE `asked`; 0: no room for it. `topic`: its keyed hash
     cdef int sent(self, uint64_t topic, uint64_t number, uint32_t asked, bint is_qos0) except -1
     # has a newer message of that topic been sent, or this one live since that SUBSCRIBE?
     cdef bint is_overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
-    # forget those of QoS 0: the last of them may not have left
-    cdef int forget_qos0(self) except -1
+    # those of QoS 0 may not have left with the connection: they answer no SUBSCRIBE, but stay newer than others
+    cdef void lose_qos0(self) noexcept

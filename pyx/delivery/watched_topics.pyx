@@ -13,10 +13,10 @@ cdef void note_newer(Seen* place, uint64_t number, uint32_t asked, bint is_qos0)
     if number > place.number:
         place.number = number
         place.asked = asked
-        place.was_qos0 = is_qos0
+        place.is_qos0 = is_qos0
     elif number == place.number:
         place.asked = max(asked, place.asked)
-        place.was_qos0 &= is_qos0
+        place.is_qos0 &= is_qos0
 
 
 @cython.final
@@ -62,24 +62,19 @@ cdef class WatchedTopics:
         work(PLACE)
         return &self.places[i]
 
-    cdef int move(self, uint32_t cap, bint without_qos0) except -1:
+    cdef int move(self, uint32_t cap) except -1:
         # into a table of this size
-        global remembered
         cdef Seen* old = self.places
         cdef uint32_t i, had = self.cap
         cdef Seen* places = <Seen*>calloc(cap, sizeof(Seen))
         if places == NULL:
             raise MemoryError
-        remembered -= self.count
         self.places = places
         self.cap = cap
-        self.count = 0
         work(had * PLACE)
         for i in range(had):
-            if old[i].topic and not (without_qos0 and old[i].was_qos0):
+            if old[i].topic:
                 self.place_of(old[i].topic)[0] = old[i]
-                self.count += 1
-        remembered += self.count
         free(old)
         return 0
 
@@ -94,7 +89,7 @@ cdef class WatchedTopics:
                     return 0
                 note_newer(place, number, asked, is_qos0)
                 return 1
-            self.move(self.cap * 2 if self.cap else 16, False)
+            self.move(self.cap * 2 if self.cap else 16)
         place = self.place_of(topic)
         if place.topic == 0:
             if remembered >= <uint64_t>WATCHED_ALL_MAX:
@@ -112,5 +107,9 @@ cdef class WatchedTopics:
         place = self.place_of(topic | 1)
         return place.topic != 0 and (number < place.number or number == place.number and asked <= place.asked)
 
-    cdef int forget_qos0(self) except -1:
-        return self.move(self.cap, True) if self.count else 0
+    cdef void lose_qos0(self) noexcept:
+        cdef uint32_t i
+        work(self.cap * PLACE)
+        for i in range(self.cap):
+            if self.places[i].is_qos0:
+                self.places[i].asked = 0

@@ -34,6 +34,9 @@ cdef struct Deferred:           # a QoS 2 PUBLISH or a PUBREL that waits for the
 cdef class Sender:
     """The sender of the messages of a window: implemented by pyx.delivery.backlog."""
     cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1
+    # the connection ends, and `Session.watched` is there: drop those overtaken of the retained messages that wait for
+    # the record of their window; the others will be sent again
+    cdef int drop_deferred(self, Session s) except -1
     # Subscription Identifiers of the matching subscriptions, as properties, or None
     cdef bytes identifiers_of(self, Session s, Message m)
 

@@ -76,6 +76,9 @@ cdef bytes message_key(uint64_t number):
 
 
 cdef class Sender:
+    cdef int drop_deferred(self, Session s) except -1:
+        raise NotImplementedError
+
     cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1:
         raise NotImplementedError
 

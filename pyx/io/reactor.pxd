@@ -31,7 +31,7 @@ cdef class Reactor:
     cdef uint64_t last_ns               # start of the last round, monotonic
     # longer than any round: if the clock has gone further between two looks, this process was stopped
     cdef public uint64_t pause_ns
-    cdef uint64_t woke_ms               # when it was found to have been stopped for the last time
+    cdef uint64_t woke_ms               # when it was last found to have been stopped, and clients were given time
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # return to the event loop after this round
     cdef bint again                     # work is left for a round without a new event

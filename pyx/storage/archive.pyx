@@ -166,9 +166,9 @@ cdef class Archiver:
             memcpy(p + 1, g.at + g.level_at[i], g.level_bytes[i])
             p += 1 + g.level_bytes[i]
         memcpy(p, g.at, g.size)
+        self.sealed.append((rule, g.last, g.size, g.bytes_before + BLOCK_KEY_BYTES + size, block))
         g.messages_before += g.count
         g.bytes_before += BLOCK_KEY_BYTES + size
-        self.sealed.append((rule, g.last, g.size, g.bytes_before, block))
         g.count = g.size = 0
         g.levels = 0
         if g.cap > 4 * BLOCK_BYTES:

@@ -133,6 +133,24 @@ def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
     crowd.until(lambda: not any(missing(each, publisher) for each in wanted), "all that was acknowledged is there")
 
 
+def test_a_short_silence(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
+    """A silence as short as the usual interval of a worker's timer: a stopped sibling is away, others are not."""
+    broker = start_broker(WORKERS, worker_hang_seconds_max=60, link_silence_seconds_max=0.1)
+    crowd = crowd_of(broker)
+    pid = broker.worker_pids()[STOPPED]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"short{n}x")), "short/#", qos=1) for n in range(16)]
+        crowd.until(lambda: sum(each.subscribed for each in wanted) >= 4, "subscribed", WAIT_SECONDS_MAX)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    crowd.until(lambda: all(each.subscribed for each in wanted), "those in its backlog are served as well")
+    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "after")), "short/x", qos=1, count=10)
+    publisher.begin()
+    crowd.until(lambda: publisher.done, "it answers")
+    crowd.until(lambda: not any(missing(each, publisher) for each in wanted), "all that was acknowledged is there")
+
+
 def test_a_client_whose_home_does_not_run_is_refused_in_time(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
     """After handoff_seconds_max without its home: Server unavailable; once the home runs again it is accepted."""
     broker = start_broker(WORKERS, handoff_seconds_max=1.0, worker_hang_seconds_max=60)

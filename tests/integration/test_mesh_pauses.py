@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.test_mesh_sockets import WATCHFUL, Node
 from tests.waiting import wait_until
+from zmq_mesh.sockets import GREETINGS_MAX
 
 SILENCE = WATCHFUL.link_silence_seconds_max
 
@@ -64,6 +65,19 @@ def test_pauses_without_a_heartbeat_between_them_count_together(two: Two, pauses
     assert ("unconfirmed", 1) not in one.log
 
 
+def test_a_second_pause_before_the_answers(two: Two) -> None:
+    """They are waited for again, though the sibling has given up waiting meanwhile."""
+    one, other = two.nodes
+    for _ in range(2):
+        for _ in range(20):
+            two.now += 0.1 * SILENCE
+            two.round(other)
+        assert not one.mesh.awake(two.now)
+    assert ("away", 0) in other.log
+    two.until_ready()
+    assert ("unconfirmed", 1) not in one.log
+
+
 def test_pauses_with_heartbeats_between_them_do_not_count(two: Two) -> None:
     one, _ = two.nodes
     for _ in range(10):
@@ -73,16 +87,16 @@ def test_pauses_with_heartbeats_between_them_do_not_count(two: Two) -> None:
 
 
 def test_ticks_that_are_all_too_long(two: Two) -> None:
-    """Each greets anew, so no answer counts: after link_silence_seconds_max clients are read all the same, and the
-    sibling gets everything.
+    """Each greets anew, so no answer counts: after some of them clients are read all the same, and the sibling gets
+    everything.
     """
     one, other = two.nodes
     answers = []
-    for _ in range(3):
+    for _ in range(GREETINGS_MAX):
         two.now += 0.8 * SILENCE
         answers.append(one.mesh.awake(two.now))
         one.mesh.tick(two.now)
-    assert answers == [False, False, True]
+    assert answers == [False] * (GREETINGS_MAX - 1) + [True]
     assert one.log.count(("unconfirmed", 1)) == 1
     assert not other.mesh.awake(two.now), "it was not running either"
     two.until_ready()

@@ -313,7 +313,7 @@ def test_what_is_sent_live_before_the_suback_is_newer_than_what_is_retained(kept
     host.pass_time(1)
     assert [packet.payload for packet in late.packets if packet.kind == "PUBLISH"] == [b"new"], "and not the older one"
     host.settle()
-    assert not len(host.nodes[1].unanswered._asks)
+    assert not len(host.nodes[1].unanswered._counts)
 
 
 @pytest.mark.parametrize("how", ["lost", "taken over", "ended"])
@@ -325,16 +325,16 @@ def test_a_client_leaves_before_its_suback(how: str) -> None:
     topic = topic_of(OWNER)
     _, late, _ = waiting_for_its_suback(host, topic)
     unanswered, session = host.nodes[1].unanswered, late.session
-    assert len(unanswered._asks) == 1
+    assert len(unanswered._counts) == 1
     assert watches(session)
     if how == "lost":
         host.lose(late)
         assert not watches(session), "while it is away nothing is sent live"
-        assert not len(unanswered._asks)
+        assert not len(unanswered._counts)
     again = client(host, "late", 1, clean=how == "ended", expiry=1000)
     host.pass_time(0.2)
     assert not got(again)
-    assert len(unanswered._asks) == (how != "ended")
+    assert len(unanswered._counts) == (how != "ended")
     host.held = set()
     host.settle()
     host.pass_time(0.2)
@@ -342,7 +342,7 @@ def test_a_client_leaves_before_its_suback(how: str) -> None:
     again.subscribe((topic, 1))
     host.pass_time(0.2)
     assert got(again) == [(b"old", True)]
-    assert not len(unanswered._asks)
+    assert not len(unanswered._counts)
     assert not watches(again.session)
 
 
@@ -353,13 +353,13 @@ def test_several_subscribes_whose_subacks_wait() -> None:
     unanswered, session = host.nodes[1].unanswered, late.session
     late.send(wire.subscribe(5, 2, (topic, 1), ("t/+", 0)), wire.subscribe(5, 3, ("t/+", 2)))
     host.settle()
-    assert len(unanswered._asks[session]) == 3
+    assert unanswered._counts == {session: 3}
     host.held = set()
     host.settle()
     host.pass_time(0.5)
     assert [packet.kind for packet in late.packets if packet.kind == "SUBACK"] == ["SUBACK"] * 3
     assert [packet.payload for packet in late.receive(lambda packet: packet.kind == "PUBLISH")].count(b"old") >= 2
-    assert not len(unanswered._asks)
+    assert not len(unanswered._counts)
     assert not watches(session)
 
 
@@ -369,11 +369,11 @@ def test_a_subscription_that_cannot_be_stored_is_not_watched_for() -> None:
     stores[1].manual = True
     late.send(wire.subscribe(5, 1, ("t/1", 1)))
     host.settle()
-    assert len(host.nodes[1].unanswered._asks) == 1
+    assert len(host.nodes[1].unanswered._counts) == 1
     stores[1].failed = "no disk"
     host.pass_time(5)
     assert late.next("SUBACK").codes == (0x97,)
-    assert not len(host.nodes[1].unanswered._asks)
+    assert not len(host.nodes[1].unanswered._counts)
     assert not watches(late.session)
 
 

@@ -98,7 +98,7 @@ def test_keep_alive_and_the_time_for_connect_after_a_stop(sockets: Sockets) -> N
             conn.keep_alive_ms = 30
             sockets.reactor.start_keep_alive(conn)
         sockets.reactor.pause_ns = PAUSE_NS
-        let_pass(0.2)
+        let_pass(0.6)  # longer than what counts as a stop
         pings.sendall(wire.PINGREQ)
         late.sendall(wire.connect(5, "late"))
         sockets.reactor.run_timers()
