@@ -125,6 +125,7 @@ class Mesh:
         self.drain_bytes_max = drain_bytes_max
         self.own = own
         self.limits = limits
+        self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
         self._publisher = publisher
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._inlet = self._context.socket(zmq.PULL)
@@ -254,8 +255,9 @@ class Mesh:
         silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
         on after link_silence_seconds_max and GREETINGS_MAX greetings, as with siblings that are silent.
         """
-        silence = self.limits.link_silence_seconds_max
-        if now - self._ticked_at > silence * PAUSE_SHARE:
+        if now - self._ticked_at <= self._pause_seconds and not self._confirming:
+            return True
+        if now - self._ticked_at > self._pause_seconds:
             self._ticked_at = now  # the greetings are as good as heartbeats
             if not self._confirming:
                 self._confirming_since, self._greetings = now, 0
@@ -263,11 +265,11 @@ class Mesh:
             self._greetings += 1
             for link in self.links.values():
                 link.greet(now)
-        if self._confirming:  # rare: the usual tick pays two comparisons
-            if now - self._confirming_since > silence and self._greetings >= GREETINGS_MAX:
-                for link in self.links.values():
-                    link.confirm_no_longer()
-            self._confirming = any(link.confirming for link in self.links.values())
+        silence = self.limits.link_silence_seconds_max
+        if now - self._confirming_since > silence and self._greetings >= GREETINGS_MAX:
+            for link in self.links.values():
+                link.confirm_no_longer()
+        self._confirming = any(link.confirming for link in self.links.values())
         return not self._confirming
 
     @property

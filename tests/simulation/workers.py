@@ -42,7 +42,7 @@ from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
-from zmq_mesh.sockets import Mesh
+from zmq_mesh.sockets import PAUSE_SHARE, Mesh
 
 if TYPE_CHECKING:
     from tests.simulation.network import Line
@@ -118,6 +118,7 @@ class SimulatedMesh(Mesh):
         self.limits = limits
         self._publisher = node.interest or Publisher()
         self._ticked_at = world.clock.now
+        self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
         self.links: dict[Peer, Link] = {}
         self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
         for peer in node.siblings:
