@@ -7,6 +7,7 @@ import os
 import signal
 
 from tests import wire
+from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.crowd import Crowd, Member, Publisher, Subscriber, ids_on, in_order, missing, repeated
 
@@ -110,45 +111,37 @@ def check_sessions(crowd: Crowd, pairs: list[Pair]) -> None:
         assert subscriber.count == 1, f"{pair.subscriber_id}: something waited in its session"
 
 
-def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
-    start_broker: StartBroker, crowd_of: OpenCrowd
-) -> None:
-    """A SUBACK elsewhere waits at most link_silence_seconds_max; a session on the stopped worker returns with it."""
-    broker = start_broker(WORKERS, worker_hang_seconds_max=60)
-    crowd = crowd_of(broker)
+def subscribe_beside_a_stopped_worker(broker: BrokerProcess, crowd: Crowd, name: str) -> None:
+    """Check that SUBACKs come while a worker is stopped, and that it knows of them when it is back."""
     pid = broker.worker_pids()[STOPPED]
     os.kill(pid, signal.SIGSTOP)
     try:
         # The kernel gives a quarter of the connections to the stopped worker's backlog: those have to wait for it.
-        wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"during{n}x")), "during/#", qos=1) for n in range(16)]
+        wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"{name}{n}x")), f"{name}/#", qos=1) for n in range(16)]
         crowd.until(
             lambda: sum(each.subscribed for each in wanted) >= 4, "subscribed beside a stopped worker", WAIT_SECONDS_MAX
         )
     finally:
         os.kill(pid, signal.SIGCONT)
     crowd.until(lambda: all(each.subscribed for each in wanted), "those in its backlog are served as well")
-    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "after")), "during/x", qos=1, count=10)
+    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "after")), f"{name}/x", qos=1, count=10)
     publisher.begin()
     crowd.until(lambda: publisher.done, "the worker that was stopped knows who subscribed meanwhile")
     crowd.until(lambda: not any(missing(each, publisher) for each in wanted), "all that was acknowledged is there")
 
 
+def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
+    start_broker: StartBroker, crowd_of: OpenCrowd
+) -> None:
+    """A SUBACK elsewhere waits at most link_silence_seconds_max; a session on the stopped worker returns with it."""
+    broker = start_broker(WORKERS, worker_hang_seconds_max=60)
+    subscribe_beside_a_stopped_worker(broker, crowd_of(broker), "during")
+
+
 def test_a_short_silence(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
     """A silence as short as the usual interval of a worker's timer: a stopped sibling is away, others are not."""
     broker = start_broker(WORKERS, worker_hang_seconds_max=60, link_silence_seconds_max=0.1)
-    crowd = crowd_of(broker)
-    pid = broker.worker_pids()[STOPPED]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"short{n}x")), "short/#", qos=1) for n in range(16)]
-        crowd.until(lambda: sum(each.subscribed for each in wanted) >= 4, "subscribed", WAIT_SECONDS_MAX)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    crowd.until(lambda: all(each.subscribed for each in wanted), "those in its backlog are served as well")
-    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "after")), "short/x", qos=1, count=10)
-    publisher.begin()
-    crowd.until(lambda: publisher.done, "it answers")
-    crowd.until(lambda: not any(missing(each, publisher) for each in wanted), "all that was acknowledged is there")
+    subscribe_beside_a_stopped_worker(broker, crowd_of(broker), "short")
 
 
 def test_a_client_whose_home_does_not_run_is_refused_in_time(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:

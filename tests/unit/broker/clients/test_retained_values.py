@@ -39,6 +39,25 @@ def all_of(late: Peer, acknowledged: int | None = None) -> list[tuple[bytes, boo
     return found + got(late)
 
 
+def subscribed_while_the_disk_waits(older: int) -> tuple[Host, KeptStore, Peer, Peer]:
+    """Return a publisher, and a subscriber that has its SUBACK: its retained message of this QoS is on its way, and the
+    disk writes nothing from now on.
+    """
+    store = KeptStore()
+    host = Host(1, stores=[store])
+    publisher = client(host, "publisher")
+    publisher.publish("t", b"old", older, retain=True)
+    host.settle()
+    publisher.receive()
+    late = lasting(host)
+    late.send(wire.subscribe(5, 1, ("t", 2)))
+    while not any(packet.kind == "SUBACK" for packet in late.packets):
+        host.turn_of(host.node)
+    store.manual = True
+    host.settle()
+    return host, store, publisher, late
+
+
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("receive_maximum", [2, 100])
 def test_the_backlog_comes_before_it(kept: bool, receive_maximum: int) -> None:
@@ -130,18 +149,7 @@ def test_after_a_restart_the_log_and_the_queue_are_sent_by_age() -> None:
 @pytest.mark.parametrize("older", [1, 2])
 def test_one_that_waits_for_the_record_of_its_window_is_overtaken(older: int, qos: int) -> None:
     """At QoS 2 it leaves its queue before it is sent."""
-    store = KeptStore()
-    host = Host(1, stores=[store])
-    publisher = client(host, "publisher")
-    publisher.publish("t", b"old", older, retain=True)
-    host.settle()
-    publisher.receive()
-    late = lasting(host)
-    late.send(wire.subscribe(5, 1, ("t", 2)))
-    while not any(packet.kind == "SUBACK" for packet in late.packets):
-        host.turn_of(host.node)
-    store.manual = True
-    host.settle()
+    host, store, publisher, late = subscribed_while_the_disk_waits(older)
     publisher.publish("t", b"new", qos, retain=True)
     host.settle()
     store.manual = False
@@ -156,18 +164,7 @@ def test_one_that_waits_for_the_record_of_its_window_is_overtaken(older: int, qo
 
 
 def test_the_connection_ends_while_one_waits_for_the_record_of_its_window() -> None:
-    store = KeptStore()
-    host = Host(1, stores=[store])
-    publisher = client(host, "publisher")
-    publisher.publish("t", b"old", 2, retain=True)
-    host.settle()
-    publisher.receive()
-    late = lasting(host)
-    late.send(wire.subscribe(5, 1, ("t", 2)))
-    while not any(packet.kind == "SUBACK" for packet in late.packets):
-        host.turn_of(host.node)
-    store.manual = True
-    host.settle()
+    host, store, _, late = subscribed_while_the_disk_waits(2)
     assert watches(late.session)
     host.lose(late)
     assert not watches(late.session)
@@ -329,18 +326,7 @@ def test_a_live_message_of_qos_0_is_lost_with_the_connection(is_late: bool, is_l
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_the_connection_ends_when_one_that_waits_for_its_record_was_overtaken(qos: int) -> None:
-    store = KeptStore()
-    host = Host(1, stores=[store])
-    publisher = client(host, "publisher")
-    publisher.publish("t", b"old", 2, retain=True)
-    host.settle()
-    publisher.receive()
-    late = lasting(host)
-    late.send(wire.subscribe(5, 1, ("t", 2)))
-    while not any(packet.kind == "SUBACK" for packet in late.packets):
-        host.turn_of(host.node)
-    store.manual = True
-    host.settle()
+    host, store, publisher, late = subscribed_while_the_disk_waits(2)
     publisher.publish("t", b"new", qos, retain=True)
     host.settle()
     assert got(late) == [(b"new", False)]
