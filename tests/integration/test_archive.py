@@ -94,10 +94,12 @@ def test_what_was_acknowledged_is_in_the_archive_after_a_kill(start: Start, tmp_
     broker = start(workers)
     acknowledged: list[bytes] = []
     failed: list[BaseException] = []
+    clients = [Client(broker.address, 5) for _ in range(4)]
+    for number, client in enumerate(clients):
+        client.connect(f"p{number}")
 
     def publish(number: int) -> None:
-        client = Client(broker.address, 5)
-        client.connect(f"p{number}")
+        client = clients[number]
         try:
             for i in range(100_000):
                 payload = b"%d-%d" % (number, i)

@@ -33,7 +33,8 @@ class Scripted:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
         for one in self._open:
-            one.shutdown(socket.SHUT_RDWR) if one.fileno() >= 0 else None
+            with suppress(OSError):  # its thread or its client may have closed it
+                one.shutdown(socket.SHUT_RDWR)
         for thread in self._threads[1:]:
             thread.join()
         self._listener.close()
@@ -56,15 +57,17 @@ class Scripted:
         with one, one.makefile("rb") as stream, suppress(ConnectionError):  # a client may close at any moment
             while first := stream.read(1):
                 length, shift = 0, 0
-                while True:
-                    byte = stream.read(1)[0]
-                    length |= (byte & 0x7F) << shift
+                while byte := stream.read(1):
+                    length |= (byte[0] & 0x7F) << shift
                     shift += 7
-                    if byte < 0x80:
+                    if byte[0] < 0x80:
                         break
+                body = stream.read(length)
+                if not byte or len(body) < length:
+                    return  # closed in the middle of a packet
                 kind = wire.KINDS[first[0] >> 4]
                 self.heard.append(kind)
-                answer = self._answers(kind, number, stream.read(length))
+                answer = self._answers(kind, number, body)
                 if answer is None:
                     return
                 one.sendall(answer)

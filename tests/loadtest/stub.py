@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from tests import wire
 
@@ -63,7 +64,10 @@ class Stub:
                         self._parts[accepted] = b""
                         selector.register(accepted, selectors.EVENT_READ)
                         continue
-                    data = one.recv(65_536)
+                    try:
+                        data = one.recv(65_536)
+                    except ConnectionError:  # a client may close with data unread
+                        data = b""
                     if not data:
                         selector.unregister(one)
                         if one in self._subscribers:
@@ -92,24 +96,28 @@ class Stub:
             self._parts[one] = part[at + length :]
             yield part[0], part[at : at + length]
 
+    def _send(self, one: socket.socket, data: bytes) -> None:
+        with suppress(ConnectionError):  # closed by the client: the next recv says so as well
+            one.sendall(data)
+
     def _packet(self, one: socket.socket, first: int, body: bytes) -> None:
         kind = wire.KINDS[first >> 4]
         if kind == "CONNECT":
-            one.sendall(bytes((0x20, 2, 0, self._connack)))
+            self._send(one, bytes((0x20, 2, 0, self._connack)))
         elif kind == "SUBSCRIBE":
             if self._suback < 0x80:
                 self._subscribers.append(one)
             if self._is_early:
-                one.sendall(wire.publish(4, "t/0", b"of somebody else"))
-            one.sendall(b"\x90\x03" + body[:2] + bytes((self._suback,)))
+                self._send(one, wire.publish(4, "t/0", b"of somebody else"))
+            self._send(one, b"\x90\x03" + body[:2] + bytes((self._suback,)))
         elif kind == "PUBLISH":
             end = 2 + int.from_bytes(body[:2], "big")
             topic, rest = body[2:end].decode(), body[end:]
             if first & 0x06:
                 if not self._forgets_acks:
-                    one.sendall(b"\x40\x02" + rest[:2])
+                    self._send(one, b"\x40\x02" + rest[:2])
                 rest = rest[2:]
             for payload in self._fault(self._count, rest):
                 for subscriber in self._subscribers:
-                    subscriber.sendall(wire.publish(4, topic, payload))
+                    self._send(subscriber, wire.publish(4, topic, payload))
             self._count += 1
