@@ -85,9 +85,8 @@ class Burden:
             client.close()
 
 
-@pytest.mark.parametrize(
-    "store", [pytest.param(each, marks=pytest.mark.long if each == "memory" else ()) for each in STORES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("store", STORES)
 def test_what_was_held_up_to_the_bounds_is_given_back(
     store: str, start_broker: StartBroker, record_property: Record
 ) -> None:

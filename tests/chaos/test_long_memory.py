@@ -62,7 +62,12 @@ def check_growth(broker: BrokerProcess, step: Callable[[int], object], plan: tup
 
 
 @pytest.mark.parametrize(
-    "plan", [(10_000, 20_000), pytest.param((100_000, 1_000_000), marks=pytest.mark.soak)], ids=["20k", "1M"]
+    "plan",
+    [
+        pytest.param((10_000, 20_000), marks=pytest.mark.long),
+        pytest.param((100_000, 1_000_000), marks=pytest.mark.soak),
+    ],
+    ids=["20k", "1M"],
 )
 def test_connections_that_come_and_go(
     start_broker: StartBroker, plan: tuple[int, int], record_property: Record

@@ -98,7 +98,11 @@ def have(sleepers: list[Sleeper], size: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("sessions", "smaller"), [(1000, 0), pytest.param(10_000, BODY_BYTES // 2, marks=pytest.mark.soak)]
+    ("sessions", "smaller"),
+    [
+        pytest.param(1000, 0, marks=pytest.mark.long),
+        pytest.param(10_000, BODY_BYTES // 2, marks=pytest.mark.soak),
+    ],
 )
 def test_a_megabyte_that_waited_for_everybody_is_read_once_per_worker(
     broker: CountedBroker, crowd_of: OpenCrowd, sessions: int, smaller: int, record_property: Record

@@ -114,6 +114,7 @@ def test_it_is_not_tied_to_mqttd(mosquitto: Mosquitto, scheme: str) -> None:
     assert (found.status, found.counts) == (0, whole(3)), found.said
 
 
+@pytest.mark.long
 def test_workers_of_a_distributed_run_get_the_options(mosquitto: Mosquitto) -> None:
     """Workers get the names of files, not their content; latencies use the wall clock."""
     found = Outcome(

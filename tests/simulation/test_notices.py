@@ -40,6 +40,7 @@ def test_a_family_of_records_that_is_not_there(monkeypatch: pytest.MonkeyPatch, 
     assert noticed(first)
 
 
+@pytest.mark.long
 def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(log: StoredHandoff, sequence: int, part: Any, payloads: list[Any], entries: int) -> None:
         """Store nothing."""
@@ -48,6 +49,7 @@ def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> N
     assert noticed(first=15)
 
 
+@pytest.mark.long
 def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(peering: Peering) -> bool:
         commits, peering._commits = peering._commits, []

@@ -137,6 +137,7 @@ def size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
+@pytest.mark.long
 def test_without_a_rule_the_report_says_that_nothing_is_archived(spark: SparkSession, tmp_path: Path) -> None:
     config = {"store": "leveldb", "data_dir": tmp_path / "data", "leveldb": {"reserve_bytes": 0}}
     with Mqttd(1, config):
