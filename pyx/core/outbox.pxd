@@ -54,6 +54,8 @@ cdef int outbox_gather(Outbox* o, iovec* v, int n, size_t* total) noexcept
 # the kernel took n bytes; returns how many QoS 0 PUBLISH packets are wholly taken by that (the caller that puts one in
 # counts it in qos0)
 cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept
+# the same, less than all, for bytes that are no MQTT packets
+cdef void outbox_advance(Outbox* o, size_t n) noexcept
 cdef void outbox_clear(Outbox* o) noexcept
 
 

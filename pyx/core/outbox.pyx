@@ -133,14 +133,19 @@ cdef uint32_t taken_qos0(Outbox* o, size_t n) noexcept:
 
 
 cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept:
-    cdef Shared* s
-    cdef size_t part
     cdef uint32_t taken = o.qos0
     if o.pending == n:
         outbox_clear(o)
         return taken
     taken = taken_qos0(o, n)
     o.qos0 -= taken
+    outbox_advance(o, n)
+    return taken
+
+
+cdef void outbox_advance(Outbox* o, size_t n) noexcept:
+    cdef Shared* s
+    cdef size_t part
     o.pending -= n
     while n:
         if o.shared_head < o.shared_tail and o.shared[o.shared_head].at == o.head:
@@ -148,7 +153,7 @@ cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept:
             part = s.length - o.shared_sent
             if part > n:
                 o.shared_sent += <uint32_t>n
-                return taken
+                return
             n -= part
             o.shared_sent = 0
             o.shared_head += 1
@@ -159,7 +164,6 @@ cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept:
                 part = n
             o.head += <uint32_t>part
             n -= part
-    return taken
 
 
 cdef void outbox_clear(Outbox* o) noexcept:

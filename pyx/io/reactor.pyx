@@ -226,6 +226,11 @@ cdef class Reactor:
         self.poller.add(fd, READABLE, 4 * <size_t>fd + 2)       # bit 1: no object's address
         self.watchers[fd] = callback
 
+    def watch_output(self, int fd, bint on):
+        """Call the callback of `fd` also while it is writable, or no longer. Raises KeyError if it is not watched."""
+        self.watchers[fd]
+        self.poller.change(fd, READABLE | WRITABLE if on else READABLE, 4 * <size_t>fd + 2)
+
     def unwatch(self, int fd):
         """Stop watching `fd`; no effect if it is not watched."""
         if self.watchers.pop(fd, None) is not None:

@@ -1,0 +1,37 @@
+# cython: language_level=3
+"""One ZMTP connection: see the .pyx."""
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.core.outbox cimport Outbox
+from pyx.mesh.zmtp cimport Inbound
+
+
+cdef class ReceiveBuffer:
+    cdef uint8_t* at                    # 2 * RECEIVE_BYTES: a part of a message stands in front
+
+
+cdef class ZmtpConnection:
+    cdef readonly int fd                # -1: closed
+    cdef Inbound inbound
+    cdef Outbox out
+    cdef ReceiveBuffer buffer
+    cdef uint8_t* part                  # bytes received and not taken; NULL: none
+    cdef size_t part_len
+    cdef bint is_stopped                # whole messages may be among them: `message` has said "no more for now"
+    cdef bint waits_for_output          # the kernel's buffer is full
+    cdef bint heard                     # since the last tick
+    cdef uint64_t heard_ms
+    cdef object watcher
+    cdef object when_message
+    cdef object when_ready
+    cdef object when_sent
+    cdef object when_lost
+
+    cdef int put(self, list frames) except -1
+    cdef int send(self) except -1
+    cdef int receive(self) except -1
+    cdef int take(self, const uint8_t* data, size_t n) except -1
+    cdef int keep(self, const uint8_t* data, size_t n) except -1
+    cdef int pass_on(self) except -1
+    cdef int lost(self, str reason, bint malformed) except -1
