@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pyx.mesh.link import Link
+
 from broker.config.settings import Limits, Settings
 from broker.logs import Log
 from broker.persistence.handoff_log import StoredLinks, kept_links
@@ -29,7 +31,6 @@ from tests.kept_store import KeptStore
 from tests.wire import KINDS, Packet
 from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import LinkLimits
-from zmq_mesh.links import Link
 
 OPEN, CLOSING, CLOSED = 2, 3, 4
 START_MS, START_WALL_MS = 1_000, 1_800_000_000_000

@@ -1,61 +1,15 @@
-"""The interface between a link and its node: the events, the limits, and the log that a store may keep for a link."""
+"""The interface between a link (`pyx.mesh.link`) and its node: the events, and the log that a store may keep for it."""
 
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Protocol
 
 from pyx.core.peer import Peer
-from zmq_mesh.envelope import Buffer
+from pyx.mesh.contract import WHOLE_BATCH, Buffer, LinkLimits, Payload, Undelivered
 from zmq_mesh.interest import Change
 
-# Any object with the buffer protocol (a pyx message body, zmq.Frame, bytes): collections.abc.Buffer needs Python 3.12.
-Payload = Any
-
-# `position` of a refusal of every entry in the batch.
-WHOLE_BATCH: Final = -1
-
-
-class Undelivered(NamedTuple):
-    """The sequenced part of a batch that a peer did not take, or not completely. ticket: -1 when its publishers were
-    answered by a former incarnation of this worker. sent: it may have arrived.
-    """
-
-    ticket: int
-    part: Buffer
-    payloads: Sequence[Payload]
-    entries_count: int
-    sent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLimits:
-    """The bounds of one link."""
-
-    peer_outbox_bytes_max: int = 8 * 1024 * 1024
-    handoff_log_bytes_max: int = 64 * 1024 * 1024
-    link_silence_seconds_max: float = 1.5
-    peer_stall_seconds_max: float = 2.0
-
-
-@dataclass(slots=True)
-class LinkTraffic:
-    """The counters of a link, since its start."""
-
-    batches_sent: int = 0
-    messages_sent: int = 0
-    """Entries that were submitted with their number."""
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    resent: int = 0
-    duplicates: int = 0
-    frames_refused: int = 0
-    """Messages from or for a former incarnation."""
-    volatile_dropped: int = 0
-    """QoS 0 entries that were not sent: peer away or gone, outbox far over its limit."""
-    batches_behind: int = 0
-    """Batches that went to the hand-off log although the peer is there, because it is behind."""
+__all__ = ["WHOLE_BATCH", "HandoffLog", "LinkEvents", "LinkLimits", "Payload", "Undelivered"]
 
 
 class LinkEvents(Protocol):

@@ -45,14 +45,15 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from pyx.core.peer import Peer
-
-Buffer = bytes | bytearray | memoryview
+from pyx.mesh.contract import Buffer, EnvelopeError
 
 MAGIC: Final = 0xB5
 VERSION: Final = 2
 OLDEST_VERSION: Final = 2
 """Each release also speaks the version of the one before it."""
 VERSION_OF_GREETINGS: Final = 2
+VERSION_AT: Final = 1
+"""Its offset in a prefix."""
 _NOT_SAID: Final = (2, 2)
 # Up to this size a part is copied behind the head, without a frame of its own. Measured, CPU of both processes with
 # all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 /
@@ -119,10 +120,6 @@ _U64: Final = struct.Struct("<Q")
 
 PREFIX_BYTES: Final = PREFIX.size
 HEAD_END: Final = PREFIX.size + HEAD.size
-
-
-class EnvelopeError(Exception):
-    """The bytes are not a valid message or entry."""
 
 
 class Prefix(NamedTuple):

@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from pyx.core.work import STEP, spend
-from zmq_mesh.envelope import Buffer, EnvelopeError
+from pyx.mesh.contract import Buffer, EnvelopeError
 
 CHANGE: Final = struct.Struct("<HHIIB")
 MEMBER: Final = struct.Struct("<QQ")
@@ -121,6 +121,9 @@ class Publisher:
     in_pieces: takes the rest of a snapshot whose first piece is made: an iterator of which each step is another piece.
     The last step forgets the snapshot: callers of `since` before that get it. None: the rest is made at once.
     """
+
+    decode = staticmethod(decode_changes)
+    """Decodes the interest of peers, which is in the same format."""
 
     def __init__(
         self,

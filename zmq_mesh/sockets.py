@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 import zmq
+from pyx.mesh.link import Link
 
 from pyx.core.peer import Peer
 from zmq_mesh.barrier import Barrier
 from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Payload
 from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import Link
 
 # Of link_silence_seconds_max: a worker that has been silent for so long asks whether its siblings have given up waiting
 # for it, and reads clients for as long without looking. Two such times and the interval of heartbeats are less than it.

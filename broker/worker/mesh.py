@@ -20,7 +20,7 @@ from broker.persistence.handoff_log import kept_links
 from pyx.core import counters as count
 from pyx.core.work import callback
 from zmq_mesh.coalescing import Coalescing
-from zmq_mesh.links import LinkLimits
+from zmq_mesh.contract import LinkLimits
 from zmq_mesh.sockets import PAUSE_SHARE, Mesh
 
 if TYPE_CHECKING:

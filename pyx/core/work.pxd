@@ -106,6 +106,12 @@ cdef inline void work(uint64_t ns) noexcept nogil:
         state.total += ns
 
 
+cdef inline void spend_in_c(uint64_t ns) noexcept nogil:
+    # as `spend` of work.pyx: for what was Python code once, and is part of a slice with it
+    state.spent += ns
+    work(ns)
+
+
 cdef inline uint64_t progress() noexcept nogil:
     # the progress of this process's work: for slices of unweighted work. In a release that is time
     return state.total if IS_COUNTED else monotonic_ns()

@@ -143,6 +143,17 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     return at - p
 
 
+cdef int64_t count_entries(object part) except -1:
+    cdef const uint8_t[::1] bytes_of = part
+    cdef size_t at = 0, size = bytes_of.shape[0]
+    cdef Entry e
+    cdef int64_t count = 0
+    while at < size:
+        at += read_entry(&bytes_of[at], size - at, &e)
+        count += 1
+    return count
+
+
 def without_sibling_messages(const uint8_t[::1] part not None):
     """Return a copy of packed entries for a sibling that may come back as another incarnation: messages between the
     brokers (questions, flags) are outdated by then and lose their kind. Raise ValueError if an entry is damaged."""

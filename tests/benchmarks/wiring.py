@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 from pyx.core.peer import Peer, sibling
 from tests.waiting import let_pass
+from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
 
 FIRST_USE = 4

@@ -16,10 +16,9 @@ import pytest
 
 from pyx.core.peer import sibling, siblings
 from tests.waiting import let_pass, wait_until
-from zmq_mesh.contract import Undelivered
+from zmq_mesh.contract import LinkLimits, Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
 
 # ruff: noqa: ARG002  (what an event says and this node does not need)

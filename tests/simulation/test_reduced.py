@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyx.mesh.link import Link
+
 from broker.config.settings import Limits, Settings
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
@@ -12,8 +14,8 @@ from pyx.delivery.connection import Connection
 from shards.placement import home
 from tests import wire
 from tests.simulation.workers import QuietLog
+from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import Link, LinkLimits
 
 
 class Silent:

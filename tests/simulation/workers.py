@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pyx.mesh.link import Link
+
 from broker.logs import Log
 from broker.persistence.handoff_log import StoredLinks, kept_links
 from broker.worker.core import Node
@@ -41,7 +43,6 @@ from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import Link
 from zmq_mesh.sockets import PAUSE_SHARE, Mesh
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class Worker:
             for m, _, shared in session.held()
             if shared
         ]
-        streams = [link._stream for link in self.mesh.links.values()]
+        streams = [link.stream for link in self.mesh.links.values()]
         kept = [
             item
             for stream in streams
@@ -626,7 +627,7 @@ def kept_payloads(link: Link) -> list[bytes]:
     """Return the payloads of the link's hand-off log in RAM: acknowledged to publishers, and not at the peer."""
     return [
         bytes(entry.payload)
-        for item in link._stream.kept
+        for item in link.stream.kept
         if item.logged and not item.unloaded
         for entry in decode_entries(memoryview(item.part), [memoryview(payload) for payload in item.payloads])
     ]

@@ -5,12 +5,22 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pyx.mesh.link import Link
+
 from pyx.core.peer import sibling
 from zmq_mesh import envelope
-from zmq_mesh.contract import Undelivered
-from zmq_mesh.envelope import Entry, decode_entries, encode_entries
+from zmq_mesh.contract import HandoffLog, LinkLimits, Undelivered
+from zmq_mesh.envelope import (
+    GREETING,
+    HEAD_END,
+    PREFIX_BYTES,
+    VERSION_AT,
+    Entry,
+    Kind,
+    decode_entries,
+    encode_entries,
+)
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.links import HandoffLog, Link, LinkLimits
 
 LIMITS = LinkLimits(
     peer_outbox_bytes_max=64 * 1024,
@@ -53,6 +63,13 @@ class Lasting(HandoffLog):
         self._appended.clear()
         for callback in waiting:
             callback()
+
+
+def with_versions(first: bytes, said: int) -> bytes:
+    """Return the greeting with these versions."""
+    head = envelope.unpack_head(first)
+    changed = envelope.HEAD.pack(*head._replace(volatile_bytes=said))
+    return first[: envelope.PREFIX_BYTES] + changed + first[HEAD_END:]
 
 
 class Network:
@@ -101,13 +118,15 @@ class Worker:
         received: dict[int, tuple[int, int]] | None = None,
         kept_refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]] | None = None,
         versions: tuple[int, int] = (envelope.OLDEST_VERSION, envelope.VERSION),
-        link: type[Link] = Link,
+        former: bool = False,
     ) -> None:
+        """`former`: as the release before greetings had versions, which sent 0 there and did not read the field."""
         self.network = network
         self.index = index
         self.incarnation = incarnation
         self.publisher = Publisher()
         self.stopped = False
+        self.former = former
         self.has_handoffs = bool(handoffs)
         self.sequenced: dict[int, list[int]] = defaultdict(list)  # by peer: numbers of entries
         self.volatile: dict[int, list[int]] = defaultdict(list)
@@ -124,13 +143,13 @@ class Worker:
         self.taken: dict[int, int] = defaultdict(int)
         self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
         self.links = {
-            peer: link(
+            peer: Link(
                 sibling(index),
                 sibling(peer),
                 incarnation,
                 self.publisher,
                 self,
-                network.sender(index, peer),
+                self._sender(peer),
                 limits,
                 network.now,
                 handoff=(handoffs or {}).get(peer),
@@ -140,6 +159,18 @@ class Worker:
             )
             for peer in peers
         }
+
+    def _sender(self, peer: int) -> Callable[[list[Any]], bool]:
+        send = self.network.sender(self.index, peer)
+        return lambda frames: send(self._as_said(frames))
+
+    def _as_said(self, frames: list[Any]) -> list[Any]:
+        first = frames[0]
+        if not self.former or first[PREFIX_BYTES] not in (Kind.HELLO, Kind.WELCOME):
+            return frames
+        assert len(first) == HEAD_END + GREETING.size
+        assert first[VERSION_AT] == 2
+        return [with_versions(first, 0)]
 
     # Events
     def batch(
@@ -217,7 +248,7 @@ class Worker:
         for peer, link in self.links.items():
             channel = self.network.channels[peer, self.index]
             while channel and channel[0][0] <= now:
-                link.receive(channel.popleft()[1], now)
+                link.receive(self._as_said(channel.popleft()[1]), now)
             commits = self.commits[peer]
             while commits and commits[0][0] <= now:
                 sequence = commits.popleft()[1]
@@ -303,7 +334,7 @@ class World:
                 assert not link.full
                 assert link.unacknowledged == 0
                 assert link.handoff_bytes == 0
-                assert link.outbox_bytes == sum(size for _, size in link._out.flight)
+                assert link.outbox_bytes == sum(size for _, size in link.out.flight)
                 assert worker.acked[peer] == self.tickets[worker.index, peer] - 1
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.unit.zmq_mesh.link_world import LIMITS, World, both, is_away, is_full
 from zmq_mesh import envelope
+from zmq_mesh.contract import WHOLE_BATCH, HandoffLog
 from zmq_mesh.envelope import Refusal
 from zmq_mesh.interest import Change
-from zmq_mesh.links import WHOLE_BATCH, HandoffLog
 
 
 def test_batches_arrive_in_order_and_are_acknowledged_after_their_commit() -> None:
@@ -293,15 +293,15 @@ def _capture(world: World, source: int, target: int) -> list[Any]:
     """Return a heartbeat of that link, taken off the wire."""
     taken: list[Any] = []
     link = world.workers[source].links[target]
-    send = link._out._send
+    send = link.out.send
 
     def tap(frames: list[Any]) -> bool:
         taken.extend(frames)
         return True
 
-    link._out._send = tap
-    link._out.ack()
-    link._out._send = send
+    link.out.send = tap
+    link.out.acknowledge()
+    link.out.send = send
     return taken
 
 
@@ -514,15 +514,15 @@ def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
     rand = random.Random(5)
     captured: list[list[Any]] = []
     link = world.workers[0].links[1]
-    send = link._out._send
+    send = link.out.send
 
     def capture(frames: list[Any]) -> bool:
         captured.append([bytes(frame) for frame in frames])
         return True
 
-    link._out._send = capture
+    link.out.send = capture
     world.submit(0, 1, entries=2, volatile=1, size=5000)
-    link._out._send = send
+    link.out.send = send
     target = world.workers[1].links[0]
     good = captured[0]
     for _ in range(3000):
@@ -539,7 +539,7 @@ def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
             frames = frames[: rand.randrange(1, len(frames))] if len(frames) > 1 else [*frames, bytearray(b"x")]
         before = world.workers[1].sequenced[0][:]
         try:
-            target.receive(frames, world.network.now)
+            target.receive([bytes(frame) for frame in frames], world.network.now)
         except envelope.EnvelopeError:
             assert world.workers[1].sequenced[0] == before
     target.receive(good, world.network.now)

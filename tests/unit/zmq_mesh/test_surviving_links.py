@@ -4,11 +4,11 @@ from collections import defaultdict, deque
 from typing import Any
 
 import pytest
+from pyx.mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
 
 from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both
 from zmq_mesh import envelope
-from zmq_mesh.links import HandoffLog
-from zmq_mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
+from zmq_mesh.contract import HandoffLog
 
 
 def test_what_is_held_takes_along_what_goes_before_it() -> None:
@@ -47,7 +47,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     for _ in range(200):
         world.submit(0, 1, size=5000)
     assert link.handoff_bytes > 10 * LIMITS.handoff_log_bytes_max
-    kept = [item for item in link._stream.kept if item.kind == envelope.Kind.BATCH]
+    kept = [item for item in link.stream.kept if item.kind == envelope.Kind.BATCH]
     assert not any(item.unloaded for item in kept[-200:]), "not stored yet"
     world.run(0.02)
     log.store()
@@ -60,8 +60,8 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     def look() -> None:
         nonlocal most
         log.store()
-        most = max(most, sum(item.nbytes for item in link._stream.kept if item.read))
-        assert most == 0 or link._stream.read_bytes == sum(item.nbytes for item in link._stream.kept if item.read)
+        most = max(most, sum(item.nbytes for item in link.stream.kept if item.read))
+        assert most == 0 or link.stream.read_bytes == sum(item.nbytes for item in link.stream.kept if item.read)
 
     world.workers[1].stopped = False
     world.run(3.0, look)
@@ -78,7 +78,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     world.workers[1].links[0].down(1)
     world.network.cut.clear()
     sender = world.workers[0] = world.start(0, 2, handoffs={1: log})
-    assert not any(item.part for item in sender.links[1]._stream.kept if item.kind == envelope.Kind.BATCH)
+    assert not any(item.part for item in sender.links[1].stream.kept if item.kind == envelope.Kind.BATCH)
     world.run(2.0, log.store)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
 
@@ -105,13 +105,13 @@ def test_a_sibling_that_is_there_and_behind_is_sent_from_the_log() -> None:
         if tickets < 300 and not link.full:
             tickets += 1
             world.submit(0, 1, entries=2, size=400, volatile=1)
-        in_memory = [item for item in link._stream.kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
-        assert link._stream.loaded_bytes == sum(item.nbytes for item in in_memory)
-        assert link.outbox_bytes >= sum(item.nbytes for item in link._stream.kept)
-        assert link._stream.read_bytes == sum(item.nbytes for item in link._stream.kept if item.read)
-        assert world.workers[0].acked[1] < link._stream.kept[0].ticket if link._stream.kept else True
+        in_memory = [item for item in link.stream.kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
+        assert link.stream.loaded_bytes == sum(item.nbytes for item in in_memory)
+        assert link.outbox_bytes >= sum(item.nbytes for item in link.stream.kept)
+        assert link.stream.read_bytes == sum(item.nbytes for item in link.stream.kept if item.read)
+        assert world.workers[0].acked[1] < link.stream.kept[0].ticket if link.stream.kept else True
         assert not link.away
-        most = max(most, link._stream.loaded_bytes)
+        most = max(most, link.stream.loaded_bytes)
 
     world.network.capacity = 4
     world.run(8.0, submit)
@@ -141,7 +141,7 @@ def test_what_is_sent_from_the_log_and_refused_by_the_transport_is_not_read_agai
         world.submit(0, 1, entries=2, size=1000)
     world.run(1.0, log.store)
     assert link.traffic.batches_behind
-    assert not link._stream.loaded_bytes
+    assert not link.stream.loaded_bytes
     assert log.reads == 1
 
 
@@ -153,7 +153,7 @@ def test_a_log_without_room_is_left_alone_while_the_sibling_is_there() -> None:
     for _ in range(20):
         world.submit(0, 1, entries=2, size=1000)
     world.run(0.1, log.store)
-    assert link._stream.loaded_bytes > LIMITS.peer_outbox_bytes_max // 8
+    assert link.stream.loaded_bytes > LIMITS.peer_outbox_bytes_max // 8
     assert not log.entries
     log.full = False
     world.submit(0, 1, entries=2, size=1000)
@@ -199,13 +199,13 @@ def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
     else:
         world.run(LIMITS.link_silence_seconds_max + 0.5, log.store)
         assert link.away
-        assert link._stream.loaded_bytes == 0
-        assert link.handoff_bytes == sum(item.nbytes for item in link._stream.kept)
+        assert link.stream.loaded_bytes == 0
+        assert link.handoff_bytes == sum(item.nbytes for item in link.stream.kept)
         world.workers[1].stopped = False
         world.run(3.0, log.store)
         assert world.workers[1].sequenced[0] == world.submitted[0, 1]
     world.check_quiet()
-    assert link._stream.read_bytes == link._stream.loaded_bytes == 0
+    assert link.stream.read_bytes == link.stream.loaded_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -320,11 +320,11 @@ def test_incarnations_have_numbers_of_their_own_although_nothing_of_the_former_o
     """An incarnation is a time in microseconds (shards.supervisor)."""
     log = HandoffLog(7)
     world = World(2)
-    first = world.start(0, 1_000_000_000_000_000, handoffs={1: log}).links[1]._stream.sequence
+    first = world.start(0, 1_000_000_000_000_000, handoffs={1: log}).links[1].stream.sequence
     lost = HandoffLog(7)  # as it was before
-    second = world.start(0, 1_000_000_000_000_001, handoffs={1: lost}).links[1]._stream.sequence
+    second = world.start(0, 1_000_000_000_000_001, handoffs={1: lost}).links[1].stream.sequence
     assert second - first == NUMBERS_PER_MICROSECOND, "however short the first one has lived"
     kept = HandoffLog(7)
     kept.reserved = second + 10
-    third = world.start(0, 999_999_999_999_999, handoffs={1: kept}).links[1]._stream.sequence
+    third = world.start(0, 999_999_999_999_999, handoffs={1: kept}).links[1].stream.sequence
     assert third == second + 10 + RESTART_SKIP, "the clock was set back"

@@ -218,17 +218,17 @@ def test_behind_what_is_read_back_from_the_hand_off_log() -> None:
     sink.subscribe(("fill", 1))
     publishers = [client(host, f"publisher{number}") for number in range(8)]
     link = host.nodes[0].links[host.nodes[1].context.own]
-    taken, link._out._send = link._out._send, lambda _: False
+    taken, link.out.send = link.out.send, lambda _: False
     for number in range(200):
         publishers[number % 8].publish("fill", bytes(60_000), 1)
         host.turn()
     publishers[0].publish(topic, b"x", 1, retain=True)
     host.settle()
     host.held = {(0, 1)}
-    link._out._send = taken
+    link.out.send = taken
     host.settle()
     link.flush(host.now)
-    assert link._stream.unsent > 100
+    assert link.stream.unsent > 100
     late.send(wire.subscribe(5, 1, (topic, 1)))
     host.settle()
     host.held = set()

@@ -7,6 +7,7 @@ from struct import Struct
 from typing import Any
 
 import pytest
+from pyx.mesh.link import Link
 
 from broker.persistence.handoff_log import StoredHandoff, StoredLinks, kept_links
 from broker.worker.core import Node
@@ -19,7 +20,6 @@ from tests.sansio import Host
 from zmq_mesh.contract import HandoffLog, LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import Link
 
 PEER_OF_VERSION_1 = Struct("<QQH")
 REFUSAL_OF_VERSION_1 = Struct("<QIB")
@@ -207,7 +207,7 @@ def test_a_batch_that_is_held_leaves_when_it_is_stored_and_what_goes_before_it_i
     submit(2, True)
     submit(3, False)
     assert len(sent) == 1, "neither the held one nor what follows it"
-    assert [entry[0] for entry in log.entries] == [link._stream.sequence - 2, link._stream.sequence - 1]
+    assert [entry[0] for entry in log.entries] == [link.stream.sequence - 2, link.stream.sequence - 1]
     link.flush(1.0)
     assert len(sent) == 1
     for callback in log.waiting:

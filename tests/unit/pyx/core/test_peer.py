@@ -6,6 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from pyx.mesh.link import Link
 
 from broker.persistence.handoff_log import StoredHandoff
 from leveldb_store.format import schema
@@ -30,7 +31,6 @@ from tests.sansio import Host
 from zmq_mesh import envelope
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Publisher
-from zmq_mesh.links import Link
 
 HOSTS = (0, 1, 2, 255, 256, HOSTS_MAX - 2, HOSTS_MAX - 1)
 WORKERS = (0, 1, 63, 254, WORKERS_MAX - 1)

@@ -1,0 +1,59 @@
+# cython: language_level=3
+"""Messages between peers as bytes: `zmq_mesh.envelope` describes them; tests compare the two."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef enum:
+    PREFIX_BYTES = 28
+    HEAD_END = 104                  # of the prefix and the head
+    REFUSAL_BYTES = 13
+    GREETING_BYTES = 28
+    VERSION_AT = 1                  # in the prefix
+    FLAGS_AT = PREFIX_BYTES + 1
+
+    VERSION = 2
+    OLDEST_VERSION = 2
+    VERSION_OF_GREETINGS = 2
+
+    # up to this size a part is copied behind the head, without a frame of its own
+    INLINE_BYTES_MAX = 32 * 1024
+
+
+cdef enum Kind:
+    HELLO = 1
+    WELCOME = 2
+    ACK = 3                         # acks, heartbeat
+    BATCH = 4
+    INTEREST = 5
+    SKIP = 6                        # fills a number of the stream whose content is obsolete
+
+
+cdef enum Flag:
+    SEQUENCED = 0x01                # `sequence` is this message's own; otherwise it is the highest one sent so far
+    GAP = 0x02                      # something before the highest sequence is missing: send again after `received`
+    VOLATILE_FRAME = 0x04
+    SEQUENCED_FRAME = 0x08
+    SNAPSHOT = 0x10                 # INTEREST: (a part of) a snapshot, not a delta
+    LAST = 0x20                     # INTEREST: the last message of this number
+    MORE = 0x40                     # frames follow this one
+
+
+cdef struct Head:
+    uint8_t kind
+    uint8_t flags
+    uint16_t refusals
+    uint32_t volatile_bytes
+    uint32_t sequenced_bytes
+    uint32_t payloads_volatile
+    uint32_t payloads_sequenced
+    uint64_t frame
+    uint64_t sequence
+    uint64_t received
+    uint64_t committed
+    uint64_t acknowledged
+    uint64_t frames_seen
+    uint64_t taken
+
+
+cdef void read_head(const uint8_t* p, Head* head) noexcept
+cdef void write_head(uint8_t* p, const Head* head) noexcept
