@@ -37,6 +37,7 @@ from leveldb_store.format.schema import Part, Span, StoredMessage
 from leveldb_store.format.session_schema import StoredSession, StoredWill
 from leveldb_store.format.windows import Window
 from pyx.core.peer import sibling
+from pyx.mesh.contract import EnvelopeError
 from zmq_mesh import envelope, interest
 from zmq_mesh.envelope import Entry, Greeting, Head, Prefix
 from zmq_mesh.interest import Change
@@ -453,5 +454,5 @@ def _counters_form() -> Form:
 
 HAPPENED = [_counters_form(), *(_event_form(kind) for kind in events.KINDS if fields_of(_event_form(kind).sample))]
 FORMS: Sequence[Form] = (*STORE, *ARCHIVE, *MESH, *HAPPENED)
-REFUSALS = (struct.error, ValueError, OverflowError, schema.SchemaError, envelope.EnvelopeError)
+REFUSALS = (struct.error, ValueError, OverflowError, schema.SchemaError, EnvelopeError)
 """Errors by which an encoder refuses a record that does not fit."""

@@ -3,13 +3,56 @@
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyx.core.peer import Peer
 from pyx.mesh.contract import WHOLE_BATCH, Buffer, LinkLimits, Payload, Undelivered
 from zmq_mesh.interest import Change
 
-__all__ = ["WHOLE_BATCH", "HandoffLog", "LinkEvents", "LinkLimits", "Payload", "Undelivered"]
+__all__ = [
+    "WHOLE_BATCH", "Buffer", "HandoffLog", "LinkEvents", "LinkLimits", "Outlet", "Payload", "Transport", "Undelivered",
+]  # fmt: skip
+
+
+class Outlet(NamedTuple):
+    """The way to one peer. send: takes the frames of one message and returns whether they will be sent, all or none.
+    reconnect: connects anew at once; what waits in the old connection is lost. flush: sends what was gathered; None:
+    nothing is.
+    """
+
+    send: Callable[[list[Buffer]], bool]
+    reconnect: Callable[[], object]
+    flush: Callable[[], object] | None
+
+
+class Transport(Protocol):
+    """Carries messages between this worker and its peers, in order for each peer. A message may be lost with its
+    connection. It watches its own descriptors.
+    """
+
+    @property
+    def malformed(self) -> int:
+        """Number of connections that were closed for what their peer had sent."""
+
+    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+        """Receive messages from now on. may_receive: whether to read now. received: takes the frames of a message, and
+        returns True if no more of that peer should be taken in this round.
+        """
+
+    def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
+        """Return the way to a peer. when_writable: called when messages may be taken again, after one was refused."""
+
+    def receive(self) -> None:
+        """Read what is there, without waiting for an event."""
+
+    def go_on(self) -> None:
+        """Continue with messages left because `received` wanted no more."""
+
+    def tick(self) -> None:
+        """Connect again, and close connections that are silent."""
+
+    def close(self) -> None:
+        """Close everything."""
 
 
 class LinkEvents(Protocol):

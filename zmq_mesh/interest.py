@@ -139,6 +139,8 @@ class Publisher:
         self._history: deque[InterestUpdate] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
         self._is_touched = False  # the next number is given out even without a change
+        self.unsealed = False
+        """Whether `seal` has anything to do."""
         self._asked = False  # whether any peer has asked: nobody needs deltas before that
         self._snapshot: InterestUpdate | None = None  # kept while several peers ask for it
         self._being_made = False  # a snapshot: the deltas since its number are kept, however many there are
@@ -170,13 +172,14 @@ class Publisher:
             else:
                 self._table.pop(key, None)
         self._pending[key] = change
+        self.unsealed = True
         return self.next
 
     def touch(self) -> int:
         """Give out another number even if nothing has changed, because peers acknowledge one only when what they had
         sent before has arrived (`zmq_mesh.barrier`). Returns the same as `change`.
         """
-        self._is_touched = True
+        self._is_touched = self.unsealed = True
         return self.next
 
     @property
@@ -186,6 +189,7 @@ class Publisher:
 
     def seal(self) -> int:
         """Give the changes since the last seal the next number, or numbers. Return the table's number now."""
+        self.unsealed = False
         if not self._asked:  # changes during the start go into the first snapshot
             self.number = self.next
             self._pending.clear()

@@ -352,11 +352,6 @@ class Limits(BaseModel):
         2.0, "seconds", "peers_away",
         "Time that publishers wait for a sibling whose outbox is full", "it counts as away", restart=True,
     )  # fmt: skip
-    mesh_coalesce_microseconds_max: int = _bound(
-        700, "microseconds", "mesh_batches_received",
-        "After a batch was sent to a sibling, the time that the next one may wait for more entries; 0: none",
-        "it leaves", ge=0, le=100_000,
-    )  # fmt: skip
     peer_outbox_bytes_max: int = _bound(
         64 * _MIB, "bytes", "reading_paused",
         "Bytes waiting for a sibling",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from leveldb_store.contract import StoreError
 from leveldb_store.format import schema
 from pyx.core import counters as count
+from pyx.mesh.contract import EnvelopeError
 from pyx.protocol.reasons import MqttError
-from zmq_mesh.envelope import EnvelopeError
 
 if TYPE_CHECKING:
     from broker.context.context import Context

@@ -219,7 +219,7 @@ class Node:
 
     @links.setter
     def links(self, links: Mapping[Peer, Any]) -> None:
-        self.context.links = links
+        self.context.links = self.peering.batches.links = links
 
     @property
     def hand_over(self) -> Callable[[Connection, int, bytes], None]:
@@ -240,13 +240,13 @@ class Node:
         self.connecting.opened = opened
 
     @property
-    def flush_mesh(self) -> Callable[[], None]:
-        """See `Peering.flush`."""
-        return self.peering.flush
+    def flush_mesh(self) -> Callable[[], object]:
+        """See `Batches.flush`."""
+        return self.peering.batches.flush
 
     @flush_mesh.setter
-    def flush_mesh(self, flush: Callable[[], None]) -> None:
-        self.peering.flush = flush
+    def flush_mesh(self, flush: Callable[[], object]) -> None:
+        self.peering.batches.flush = flush
 
     @property
     def peers_changed(self) -> Callable[[], None]:

@@ -1,31 +1,19 @@
-"""The mesh of one worker on its reactor: watches its sockets, drains and routes arriving batches, and times sending.
-
-Arriving batches are treated like packets of clients: drained within a budget, routed, committed, acknowledged.
-
-Messages for siblings go one way: the router calls `forward_now` at the end of a tick that has some, and they leave when
-`zmq_mesh.coalescing` says so, at once or by a timerfd (the loop's own timers are too coarse).
+"""The mesh of one worker on its reactor. Batches of siblings are treated like packets of clients: read in the rounds of
+the reactor within a budget, routed, committed, acknowledged. What a round has for siblings leaves at its end
+(`pyx.delivery.batches`); time and the rare events are here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import struct
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.persistence.handoff_log import kept_links
-from pyx.core import counters as count
-from pyx.core.work import callback
-from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
-from zmq_mesh.sockets import PAUSE_SHARE, Mesh
+from zmq_mesh.mesh import PAUSE_SHARE, Mesh
+from zmq_mesh.unix_sockets import UnixSockets
 
 if TYPE_CHECKING:
-    import asyncio
-
     from broker.worker.core import Node
     from pyx.core.peer import Peer
     from pyx.io.reactor import Reactor
@@ -33,30 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerMesh"]
 
-_SPEC = struct.Struct("qqqq")
-_libc = ctypes.CDLL(None, use_errno=True)
-_TFD_NONBLOCK = 0o4000
-_TFD_CLOEXEC = 0o2000000
-
 
 class WorkerMesh:
     """The mesh of a worker that has siblings, from its start on."""
 
-    def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor) -> None:
         context, peering, set_aside = node.context, node.peering, node.set_aside
-        self._context, self._peering, self._peers = context, peering, context.router.peers
+        self._batches = peering.batches
         self._reactor = reactor
-        self._loop = loop
-        self.acknowledges = True
-        """Set once the clients are gone: a sibling must not tell its publishers that messages have been taken here."""
-        self._is_open = True
-        self._drain_soon = False
-        self._coalescing = Coalescing(0.0)
-        self.reload()
-        self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
-        if self._timerfd < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        reactor.watch(self._timerfd, self._on_timerfd)
         kept = kept_links(context, set_aside, peering)
         set_aside.tell()
         limits = context.settings.limits
@@ -64,7 +36,6 @@ class WorkerMesh:
         self._mesh = Mesh(
             context.own,
             node.siblings,
-            channel.runtime_dir,
             channel.incarnation,
             node.interest,
             peering,
@@ -75,44 +46,52 @@ class WorkerMesh:
                 peer_stall_seconds_max=limits.peer_stall_seconds_max,
             ),
             time.monotonic(),
+            UnixSockets(context.own, channel.runtime_dir, reactor),
             handoffs=kept.handoffs,
             received=kept.received,
             refusals=kept.refusals,
             drain_bytes_max=limits.tick_peer_bytes_max,
         )
-        self.is_awake = self._mesh.awake
-        """Whether clients may be served at this time: not after a pause, until siblings have answered (`receive`)."""
         node.links = self._mesh.links
+        self._batches.together = self._mesh.together
+        self._mesh.together.is_busy = context.router.state.is_round_over
+        self._mesh.together.is_full = peering.batches.is_full
         reactor.pause_ns = int(limits.link_silence_seconds_max * PAUSE_SHARE * 1e9)
-        self._mesh.is_busy = context.router.state.is_round_over
-        self._mesh.is_full = peering.is_full
-        self._peers.forward_now = self._forward_soon
-        node.flush_mesh = self._flush
-        for fd in self._mesh.filenos():
-            reactor.watch(fd, partial(self._readable, fd))
-
-    def reload(self) -> None:
-        """Apply other settings."""
-        self._coalescing.seconds = self._context.settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        reactor.when_paused = self.is_awake
+        reactor.when_begun, reactor.when_read = self._batches.begin, self._batches.read
 
     @property
     def ready(self) -> bool:
         """Whether every sibling was heard."""
-        return all(link.ready for link in self._mesh.links.values())
+        return self._mesh.ready
 
     @property
     def frames_malformed(self) -> int:
         """Number of malformed frames from siblings, since the start."""
         return self._mesh.frames_malformed
 
-    def receive(self) -> None:
-        """Hear siblings out of turn."""
-        self._readable(self._mesh.fileno)
+    def stop_acknowledging(self) -> None:
+        """Acknowledge nothing more: the clients are gone, and siblings must not tell their publishers that messages
+        have been taken here.
+        """
+        self._batches.acknowledges = False
+
+    def is_awake(self) -> bool:
+        """Whether clients may be served now: not after a pause, until siblings have answered; else they are heard."""
+        now = time.monotonic()
+        awake = self._mesh.awake(now)
+        self._reactor.trusted_until_ns = int(self._mesh.awake_until * 1e9)
+        if not awake:
+            if self._mesh.receive(now):
+                self._batches.heard()
+            self._reactor.finish()
+        return awake
 
     def tick(self, now: float) -> None:
         """Advance the time."""
         self._mesh.tick(now)
-        self._tell_router()
+        self._reactor.trusted_until_ns = int(self._mesh.awake_until * 1e9)
+        self._batches.tell_full()
 
     def down(self, peer: Peer, incarnation: int) -> None:
         """Note that the supervisor has reaped that incarnation of a sibling."""
@@ -120,58 +99,6 @@ class WorkerMesh:
         self._reactor.finish()
 
     def close(self) -> None:
-        """Detach from the loop, which still runs for a moment."""
-        for fd in (self._timerfd, *self._mesh.filenos()):
-            self._reactor.unwatch(fd)
+        """Detach from the reactor, which still runs for a moment."""
+        self._reactor.when_begun = self._reactor.when_read = self._reactor.when_paused = None
         self._mesh.close()
-        self._is_open = False
-
-    # ------------------------------------------------------------ receiving
-
-    @callback("mesh")
-    def _readable(self, fd: int) -> None:
-        now = time.monotonic()
-        if self._mesh.readable(fd, now) and not self._drain_soon:
-            self._drain_soon = True
-            self._context.counters.add(count.TICK_PEER_CARRIED)
-            self._reactor.leave = True
-            self._loop.call_soon(self._drain_again)
-        self._tell_router()
-        if self.acknowledges and self._peering.commit():
-            self._peers.links_due = True
-        self._reactor.finish()
-
-    def _drain_again(self) -> None:
-        self._drain_soon = False
-        if self._is_open:
-            self._readable(self._mesh.fileno)
-
-    def _tell_router(self) -> None:
-        for peer, link in self._mesh.links.items():
-            self._peers.peer_full(peer, link.full)
-
-    # ------------------------------------------------------------ sending
-
-    def _forward_soon(self) -> None:
-        """Send the tick's entries for siblings, now or together with later ones.
-
-        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires
-        only in a lull.
-        """
-        seconds = self._coalescing.wait(time.monotonic())
-        if seconds == 0:
-            self._peering.forward()
-        elif seconds is not None:
-            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(seconds * 1e9))), None)
-
-    @callback("forward")
-    def _on_timerfd(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._timerfd, 8)
-        if self._coalescing.end_wait():
-            self._peering.forward()
-
-    def _flush(self) -> None:
-        now = time.monotonic()
-        self._coalescing.left(now)
-        self._mesh.flush(now)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from leveldb_store.format import link_schema, schema
 from pyx.core import counters as count
 from pyx.core.peer import Peer
-from pyx.core.work import STEP, callback, spend
+from pyx.core.work import STEP, spend
+from pyx.delivery.batches import Batches
 from zmq_mesh.contract import WHOLE_BATCH
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION, Refusal
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Peering"]
 
 _CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
-_REFUSED_MAX = 0xFFFF
-_WAITING_BYTES_MAX = 1 << 20
 _HEARD_SECONDS = 5.0
 """Time that a new worker waits to hear from all siblings which members their share groups have."""
 
@@ -96,86 +95,52 @@ class Peering:
         self._retaining = retaining
         self._replaying = replaying
         self._opening = opening
-        self.flush: Callable[[], None] = lambda: None
-        """Sends the submitted batches; the worker delays it to gather more."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a sibling becomes ready, away or gone."""
-        self._commits: list[tuple[Peer, int, Any]] = []
         self._whole_interest: dict[int, WholeInterest] = {}
         """By peer: interest snapshots of which parts are missing."""
         self._keeps: bool = context.store.keeps
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches whose refusals are stored."""
-        self._interest_came = False
         self._unheard = set(context.siblings)
         """Siblings whose interest is not known since this worker began; emptied also when it stops waiting."""
         self._early: list[tuple[Peer, Undelivered, list[tuple[int, int]]]] = []
         """Calls of `refused` postponed meanwhile."""
-        self._waiting: dict[int, deque[_Batch]] = {}
+        router = context.router
+        keys = {peer: schema.peer_key(peer) for peer in context.siblings}
+        self.batches = Batches(router.state, router.peers, router.siblings, router.journal, keys, self)
+        self._waiting: dict[int, deque[_Batch]] = self.batches.waiting
         """By peer: a batch that is taken in pieces, and those behind it."""
-        self._waiting_bytes = 0
-        self._begun: dict[int, link_schema.PeerPosition] = {}
-        """By peer: a batch whose first entries an earlier worker has taken."""
+        self.batch, self.forward, self.hold = self.batches.batch, self.batches.forward, self.batches.hold
+        self.commit = self.batches.commit
+        self.acknowledged, self.interest_taken = router.peers.peer_acknowledged, router.peers.peer_took_interest
 
-    @callback("mesh")
-    def batch(
-        self, peer: Peer, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+    def later(
+        self,
+        peer: Peer,
+        volatile: memoryview | None,
+        sequenced: memoryview | None,
+        payloads: list[Any],
+        sequence: int,
+        used: int = 0,
+        left: tuple[int, int] = (0, 0),
+        refused: list[tuple[int, int]] | None = None,
     ) -> None:
-        """Route a batch. Its ack is sent when the tick's log is committed (`commit`). Long work is done in pieces, and
-        later batches of the peer wait behind it.
-        """
-        router = self._router
-        used = 0
-        self._row.add(count.MESH_BATCHES_RECEIVED)
-        if (self._waiting and peer in self._waiting) or (self._begun and sequence and peer in self._begun):
-            self._wait(_Batch(peer, volatile, sequenced, payloads, sequence))
-            return
-        refused = left = None
-        if volatile is not None:
-            used, refused, left = router.siblings.ingest(peer, volatile, payloads, 0)
-            if refused:  # a member is not chosen again for QoS 0
-                self._drop(count.DROPPED_NO_MEMBER, len(refused))
-            refused = None
-            if left is not None:
-                self._wait(_Batch(peer, volatile, sequenced, payloads, sequence), used, left)
-                return
-        if sequenced is not None:
-            used, refused, left = router.siblings.ingest(peer, sequenced, payloads, used)
-            if left is not None:
-                self._wait(_Batch(peer, None, sequenced, payloads, sequence), used, left, refused)
-                return
-        if sequence:
-            self._taken(peer, sequence, refused)
+        """Take the rest of a batch in pieces, behind the batches of this peer that wait already."""
+        self._wait(_Batch(peer, volatile, sequenced, payloads, sequence), used, left, refused)
 
-    def _taken(
-        self, peer: Peer, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
-    ) -> None:
-        """Complete a batch. `place`: the link's answer for the sequence, if it was asked before."""
-        if refused and len(refused) > _REFUSED_MAX:  # too many for a message; only from a log of an earlier release
-            self._drop(count.DROPPED_NO_MEMBER, len(refused) - _REFUSED_MAX)
-            del refused[_REFUSED_MAX:]
-        self._commits.append((peer, sequence, refused or ()))
-        if self._keeps:
-            self._record_position(peer, place or self._context.links[peer].position(sequence), refused or [])
-
-    def _record_position(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
-        # stored together with the messages of the batch: a restarted worker neither takes it twice nor misses it
-        stream, number = place
-        self._router.journal.put_record(schema.peer_key(peer), link_schema.encode_peer(stream, number), waited=False)
-        if refused:
-            record = link_schema.encode_refusals(refused)
-            self._router.journal.put_record(schema.refusals_key(peer, number), record, waited=False)
-            self._refused.setdefault(peer, deque()).append(number)
+    def store_refusals(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
+        """Store refused entries of a batch, which the peer may not know yet."""
+        number = place[1]
+        record = link_schema.encode_refusals(refused)
+        self._router.journal.put_record(schema.refusals_key(peer, number), record, waited=False)
+        self._refused.setdefault(peer, deque()).append(number)
 
     # ------------------------------------------------------------ batches in pieces
 
-    def is_full(self) -> bool:
-        """Whether so many batches are not completely taken that siblings are not read."""
-        return self._waiting_bytes >= _WAITING_BYTES_MAX
-
     def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
         """At the start: the store has the first entries of the batch after this one."""
-        self._begun[peer] = taken
+        self.batches.begun[peer] = taken
 
     def _wait(
         self,
@@ -187,10 +152,10 @@ class Peering:
         batch.used, (batch.at, batch.position), batch.refused = used, left, refused or []
         if batch.sequence and self._keeps:
             batch.place = self._context.links[batch.peer].position(batch.sequence)  # the link may restart meanwhile
-            begun = self._begun.pop(batch.peer, None)
+            begun = self.batches.begun.pop(batch.peer, None)
             if begun is not None and (begun.stream, begun.number + 1) == batch.place:
                 batch.taken, batch.refused = begun.taken, list(begun.refused)
-        self._waiting_bytes += batch.size
+        self.batches.waiting_bytes += batch.size
         waiting = self._waiting.get(batch.peer)
         if waiting is not None:
             waiting.append(batch)
@@ -214,7 +179,7 @@ class Peering:
     def _end_batch(self, peer: Peer) -> None:
         waiting = self._waiting[peer]
         batch = waiting.popleft()
-        self._waiting_bytes -= batch.size
+        self.batches.waiting_bytes -= batch.size
         if not waiting:
             del self._waiting[peer]
         spend(len(batch.after) * STEP)
@@ -256,7 +221,7 @@ class Peering:
             if is_sequenced:
                 batch.refused += refused or ()
             elif refused:
-                self._drop(count.DROPPED_NO_MEMBER, len(refused))
+                self.drop(count.DROPPED_NO_MEMBER, len(refused))
             if left is not None:
                 batch.at, batch.position = left
                 self._note_entries(batch)
@@ -264,7 +229,7 @@ class Peering:
             batch.parts.pop()
             batch.at = batch.position = 0
         if batch.sequence:
-            self._taken(batch.peer, batch.sequence, batch.refused, batch.place)
+            self.batches.taken(batch.peer, batch.sequence, batch.refused, batch.place)
         return True
 
     def _note_entries(self, batch: _Batch) -> None:
@@ -274,48 +239,6 @@ class Peering:
         stream, number = batch.place
         record = link_schema.encode_peer(stream, number - 1, batch.position, batch.refused)
         self._router.journal.put_record(schema.peer_key(batch.peer), record, waited=False)
-
-    # ------------------------------------------------------------ sending to siblings
-
-    def forward(self) -> None:
-        """Submit a tick's entries to the links at its end, then let them send."""
-        router = self._router
-        if router.is_appending:  # some of it may have to be stored first: then all of it is sent after that
-            router.peers.links_due = True
-            return
-        dirty = router.peers.dirty_peers
-        for peer in self._context.siblings:
-            if dirty >> peer & 1:
-                self._submit(peer)
-        router.peers.links_due = False
-        self.flush()
-
-    def hold(self, peers: int) -> None:
-        """Store this tick's entries for these siblings (a bit for each) before they are sent, because they must not be
-        lost with this worker.
-        """
-        for peer in self._context.siblings:
-            if peers >> peer & 1:
-                self._submit(peer, hold=True)
-
-    def _submit(self, peer: Peer, hold: bool = False) -> None:
-        """Submit the tick's entries for that sibling to its link."""
-        link = self._context.links.get(peer)
-        is_full = False
-        while (taken := self._router.peers.take(peer)) is not None and link is not None:
-            volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
-            is_full = link.submit(
-                volatile,
-                sequenced,
-                payloads_volatile,
-                payloads_sequenced,
-                tick,
-                volatile.entry_count if volatile is not None else 0,
-                sequenced.entry_count if sequenced is not None else 0,
-                hold,
-            )
-        if is_full:
-            self._router.peers.peer_full(peer, True)
 
     # ------------------------------------------------------------ acks
 
@@ -328,31 +251,6 @@ class Peering:
         numbers = self._refused.get(peer)
         while numbers and numbers[0] <= number:
             self._router.journal.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
-
-    def commit(self) -> bool:
-        """Acknowledge the batches of a committed tick, when the store has them. Return True if a sibling waits for an
-        ack now.
-        """
-        owed, self._interest_came = self._interest_came, False
-        if not self._commits:
-            return owed
-        commits, self._commits = self._commits, []
-        if self._keeps:
-            self._router.journal.when_durable(lambda: self._say(commits))
-            return owed
-        self._say(commits)
-        return True
-
-    def _say(self, commits: list[tuple[Peer, int, Any]]) -> None:
-        links = self._context.links
-        for peer, sequence, refused in commits:
-            links[peer].commit(sequence, refused)
-        if self._keeps:
-            self._router.peers.links_due = True
-
-    def acknowledged(self, peer: Peer, ticket: int) -> None:
-        """Release acks of publishers that waited for this peer."""
-        self._router.peers.peer_acknowledged(peer, ticket)
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """Handle entries that the peer refused, or (position WHOLE_BATCH) a whole batch refused because the hand-off
@@ -370,7 +268,7 @@ class Peering:
             elif again:
                 self._choose_again(peer, batch, again)
         if lost:
-            self._drop(count.DROPPED_PEER_LOST, lost)
+            self.drop(count.DROPPED_PEER_LOST, lost)
             self._context.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
 
     def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
@@ -388,8 +286,8 @@ class Peering:
         part, payloads = memoryview(batch.part), list(batch.payloads)
         return self._router.handing_on.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
-    def _drop(self, reason: int, copies: int) -> None:
-        # these copies were never counted as matched, so they are now, to keep the sum right
+    def drop(self, reason: int, copies: int) -> None:
+        """Count copies that nobody gets. They were never counted as matched, so they are now, to keep the sum right."""
         self._row.add(count.MATCHED, copies)
         self._row.add(reason, copies)
 
@@ -399,13 +297,13 @@ class Peering:
         """
         lost = sum(self._again(peer, batch) for batch in batches)
         if lost:
-            self._drop(count.DROPPED_PEER_LOST, lost)
+            self.drop(count.DROPPED_PEER_LOST, lost)
             self._context.log.warning("peer_lost", peer=peer, messages=lost)
         self._router.peers.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: Peer, changes: list[Change]) -> None:
         """Apply changed interest of a peer: its SUBACKs wait until we confirm."""
-        self._interest_came = True
+        self.batches.interest_came = True
         router = self._router
         spend(len(changes) * STEP)
         for change in changes:
@@ -431,10 +329,6 @@ class Peering:
     def _forget_rest(self, whole: WholeInterest) -> Iterator[None]:
         while self._router.siblings.forget_unnamed(whole):
             yield
-
-    def interest_taken(self, peer: Peer, number: int) -> None:
-        """Release SUBACKs that waited for this peer."""
-        self._router.peers.peer_took_interest(peer, number)
 
     def answered(self, peer: Peer) -> None:
         """Let SUBACKs wait for this peer from now on: it may serve by our present interest."""
@@ -480,5 +374,5 @@ class Peering:
         self._replaying.peer_gone(peer)
         if not self._keeps:
             self._forget(self._router.siblings.begin_interest(peer))
-            self._submit(peer)  # so that this tick's entries are reported as lost together with the rest
+            self.batches.submit_now(peer)  # so that this tick's entries are reported as lost together with the rest
         self.changed()

@@ -176,9 +176,9 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
-        loop.add_reader(self.reactor.fileno(), self._poll)
+        loop.add_reader(self.reactor.fileno(), self.reactor.poll)
         if channel.workers > 1:
-            self._mesh = WorkerMesh(channel, self.node, self.reactor, loop)
+            self._mesh = WorkerMesh(channel, self.node, self.reactor)
         else:
             self._listen()
         self._on_timer()
@@ -261,8 +261,6 @@ class Worker:
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
-        if self._mesh is not None:
-            self._mesh.reload()
         self.log.info("reloaded")
         return None
 
@@ -289,7 +287,7 @@ class Worker:
             return
         self._stopping = self._handoffs.is_stopping = True
         if self._mesh is not None:
-            self._mesh.acknowledges = False
+            self._mesh.stop_acknowledging()
         self.log.info("stopping", connections=len(self.reactor))
         self.reactor.acceptor.stop()
         for listener in self.channel.listeners:
@@ -349,13 +347,8 @@ class Worker:
     # ------------------------------------------------------------ the tick
 
     def _poll(self) -> None:
-        if self.stopped.done():
-            return
-        now_ns = time.monotonic_ns()
-        if self._mesh is not None and not self._mesh.is_awake(now_ns / 1e9):  # `_is_awake`, a call less in each tick
-            self._mesh.receive()
-            return
-        self.reactor.poll(now_ns)
+        if not self.stopped.done():
+            self.reactor.poll()
 
     def _poll_soon(self) -> None:
         """Poll once, however often this is called: the loop runs all due callbacks before it looks at timers again."""
@@ -375,7 +368,7 @@ class Worker:
         self.channel.heartbeat[0] += 1
         if self._mesh is not None:
             self._mesh.tick(now)
-        if self._is_awake(now):  # wills, too, are published by the present interest of siblings
+        if self._is_awake():  # wills, too, are published by the present interest of siblings
             self.reactor.run_timers()
         if self._handoffs.waits:
             self._handoffs.retry()
@@ -398,15 +391,12 @@ class Worker:
 
     @callback("handoff")
     def _on_handoff(self) -> None:
-        if self._is_awake(time.monotonic()):
+        if self._is_awake():
             self._handoffs.take_in()
 
-    def _is_awake(self, now: float) -> bool:
+    def _is_awake(self) -> bool:
         """Whether clients may be served; else siblings are heard, whose interest must be known first."""
-        if self._mesh is None or self._mesh.is_awake(now):
-            return True
-        self._mesh.receive()
-        return False
+        return self._mesh is None or self._mesh.is_awake()
 
 
 if sys.platform != "linux":  # pragma: no cover

@@ -31,13 +31,21 @@ cdef class Reactor:
     cdef uint64_t last_ns               # start of the last round, monotonic
     # longer than any round: if the clock has gone further between two looks, this process was stopped
     cdef public uint64_t pause_ns
+    cdef public uint64_t trusted_until_ns
+    cdef public object when_paused      # callable, or None
     cdef uint64_t woke_ms               # when it was last found to have been stopped, and clients were given time
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # return to the event loop after this round
     cdef bint again                     # work is left for a round without a new event
     cdef public object schedule         # callable: run poll soon
 
+    # callables, or None: at the beginning of a round (returns whether another one is needed without a new event), and
+    # when its events were read, before its end
+    cdef public object when_begun
+    cdef public object when_read
+
     cdef int call(self, list watched) except -1
+    cdef int call_one(self, object callback) except -1
     cdef int ready(self, Connection conn, uint32_t what) except -1
     cdef int time_is_up(self, Connection conn, TimerNode* t) except -1
     cdef int read(self, Connection conn) except -1

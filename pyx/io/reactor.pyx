@@ -138,7 +138,8 @@ cdef class Reactor:
         """Run rounds while there is work. With `stays`, also wait here for more while they come within BUSY_NS.
 
         `asked_ns`: the monotonic time at which the caller knew that clients may be read; 0: now. Clients are read until
-        `pause_ns` after it: if this process was stopped meanwhile, what came since is left to the next call.
+        `pause_ns` after it: if this process was stopped meanwhile, what came since is left to the next call. After
+        `trusted_until_ns` nothing is read before `when_paused` returns True.
 
         Under dense traffic the surrounding event loop is a detour for every wake-up; it has its turn every STAY_NS, or
         WAIT_MS after the traffic ended.
@@ -152,6 +153,8 @@ cdef class Reactor:
         cdef list watched = None
         cdef Mark mark
         begun = monotonic_ns()
+        if begun > self.trusted_until_ns and self.when_paused is not None and not self.when_paused():
+            return
         until_ns = (asked_ns if asked_ns else begun) + self.pause_ns
         while True:
             n = self.poller.wait(events, EVENTS, WAIT_MS if wait else 0)
@@ -166,6 +169,8 @@ cdef class Reactor:
                 self.again = self.dispatch.take_carried()
             if self.late:
                 self.expire()
+            if self.when_begun is not None and self.when_begun():
+                self.again = True
             work(SYSTEM + n * VISIT)
             until = progress() + ROUND_NS
             for i in range(n):
@@ -173,8 +178,10 @@ cdef class Reactor:
                     break                   # the others are reported again
                 p = events[i].tag
                 if p & 3:
-                    if p & 1:
+                    if p & 3 == 1:
                         self.acceptor.accept(<int>(p >> 2))
+                    elif p & 3 == 3:
+                        self.call_one(self.watchers.get(<int>(p >> 2)))
                     else:
                         if watched is None:
                             watched = []
@@ -188,6 +195,8 @@ cdef class Reactor:
                     self.ready(conn, what)
                 except Exception as error:
                     self.state.fail(conn, error)
+            if self.when_read is not None:
+                self.when_read()
             self.round_end()
             if watched is not None:
                 self.call(watched)
@@ -213,23 +222,33 @@ cdef class Reactor:
         return 0
 
     cdef int call(self, list watched) except -1:
-        cdef Mark mark
         for callback in watched:
-            if callback is not None:
-                callback_begins(&mark)
-                callback()
-                callback_ends_named(&mark, WATCHED, callback)
+            self.call_one(callback)
+        return 0
+
+    cdef int call_one(self, object callback) except -1:
+        cdef Mark mark
+        if callback is not None:
+            callback_begins(&mark)
+            callback()
+            callback_ends_named(&mark, WATCHED, callback)
         return 0
 
     def watch(self, int fd, callback):
-        """Call `callback()` while `fd` is readable, after the clients of that round."""
+        """Call `callback()` while `fd` is readable, after the clients of that round, and after its end."""
         self.poller.add(fd, READABLE, 4 * <size_t>fd + 2)       # bit 1: no object's address
         self.watchers[fd] = callback
 
+    def watch_in_round(self, int fd, callback):
+        """Call `callback()` while `fd` is readable, among the clients of that round: what it does leaves at its end."""
+        self.poller.add(fd, READABLE, 4 * <size_t>fd + 3)       # both bits: no object's address, and no listener
+        self.watchers[fd] = callback
+
     def watch_output(self, int fd, bint on):
-        """Call the callback of `fd` also while it is writable, or no longer. Raises KeyError if it is not watched."""
+        """Call the callback of `watch_in_round` also while `fd` is writable, or no longer. Raises KeyError if it is not
+        watched."""
         self.watchers[fd]
-        self.poller.change(fd, READABLE | WRITABLE if on else READABLE, 4 * <size_t>fd + 2)
+        self.poller.change(fd, READABLE | WRITABLE if on else READABLE, 4 * <size_t>fd + 3)
 
     def unwatch(self, int fd):
         """Stop watching `fd`; no effect if it is not watched."""

@@ -23,6 +23,7 @@ cdef class ZmtpConnection:
     cdef bint heard                     # since the last tick
     cdef uint64_t heard_ms
     cdef object watcher
+    cdef object may_receive
     cdef object when_message
     cdef object when_ready
     cdef object when_sent

@@ -1,14 +1,9 @@
 """One ZMTP connection over a connected, non-blocking socket in the worker's own poller."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, final
 
-class Watcher(Protocol):
-    """The descriptors that are watched: `pyx.io.reactor.Reactor` is one."""
-
-    def watch(self, fd: int, callback: Callable[[], object]) -> None: ...
-    def watch_output(self, fd: int, on: bool) -> None: ...
-    def unwatch(self, fd: int) -> None: ...
+from pyx.mesh.contract import Watcher
 
 @final
 class ReceiveBuffer:
@@ -25,6 +20,7 @@ class ZmtpConnection:
         peer_type: bytes,
         buffer: ReceiveBuffer,
         watcher: Watcher,
+        may_receive: Callable[[], bool] | None,
         when_message: Callable[[list[bytes]], bool],
         when_ready: Callable[[], object],
         when_sent: Callable[[], object],

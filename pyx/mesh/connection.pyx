@@ -3,6 +3,7 @@
 What is put is sent by `flush`, once per round: one sendmsg takes all of it. Reading takes one recv per event. The
 functions that it is given are called from within `ready`, `go_on`, `flush` and `tick`:
 
+    may_receive() -> bool           whether to read now; None: always
     when_message(frames) -> bool    a message has arrived (list of bytes); True: take no more of this peer for now
     when_ready()                    both sides have greeted: messages may be put
     when_sent()                     the kernel has taken everything, after it had refused something
@@ -39,21 +40,22 @@ cdef class ReceiveBuffer:
 @cython.final
 cdef class ZmtpConnection:
     """A connection over `fd`, which it owns. `own_type`, `peer_type`: the socket types PUSH and PULL. `watcher`: has
-    `watch`, `unwatch` and `watch_output` of the reactor. The greeting is sent by the first `flush`."""
+    `watch_in_round`, `unwatch` and `watch_output` of the reactor. The greeting is sent by the first `flush`."""
 
     def __cinit__(self, int fd, bytes own_type not None, bytes peer_type not None, ReceiveBuffer buffer not None,
-                  watcher, when_message, when_ready, when_sent, when_lost):
+                  watcher, may_receive, when_message, when_ready, when_sent, when_lost):
         self.fd = -1
         self.inbound = Inbound(peer_type)
         self.buffer = buffer
         self.watcher = watcher
+        self.may_receive = may_receive
         self.when_message = when_message
         self.when_ready = when_ready
         self.when_sent = when_sent
         self.when_lost = when_lost
         put_greeting(&self.out)
         put_ready(&self.out, own_type)
-        watcher.watch(fd, self.ready)
+        watcher.watch_in_round(fd, self.ready)
         self.fd = fd
 
     def __dealloc__(self):
@@ -142,12 +144,12 @@ cdef class ZmtpConnection:
         """Handle an event of the poller: output has room, or there are bytes, or the connection has ended."""
         if self.waits_for_output:
             self.send()
-        if self.fd >= 0:
+        if self.fd >= 0 and (self.may_receive is None or self.may_receive()):
             self.receive()
 
     def go_on(self):
         """Take the messages that were left because `when_message` wanted no more."""
-        if self.fd >= 0 and self.is_stopped:
+        if self.fd >= 0 and self.is_stopped and (self.may_receive is None or self.may_receive()):
             self.receive()
 
     cdef int receive(self) except -1:

@@ -3,9 +3,9 @@
 `zmq_mesh.contract` describes the events of a link, and the log that a store may keep for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 # Any object with the buffer protocol (a pyx message body, bytes): collections.abc.Buffer needs Python 3.12.
@@ -17,6 +17,19 @@ WHOLE_BATCH: Final = -1
 
 class EnvelopeError(Exception):
     """The bytes are not a valid message or entry."""
+
+
+class Watcher(Protocol):
+    """The descriptors that are watched: `pyx.io.reactor.Reactor` is one."""
+
+    def watch_in_round(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call `callback()` while `fd` is readable."""
+
+    def watch_output(self, fd: int, on: bool) -> None:
+        """Call it also while `fd` is writable, or no longer."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching `fd`."""
 
 
 class Undelivered(NamedTuple):

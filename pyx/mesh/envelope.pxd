@@ -55,5 +55,19 @@ cdef struct Head:
     uint64_t taken
 
 
+cdef struct Prefix:
+    int version
+    uint16_t your_stream            # its low bits
+    uint32_t sender
+    uint32_t receiver
+    uint64_t sender_incarnation
+    uint64_t receiver_incarnation   # 0 = not known to the sender
+
+
+cdef bytes pack_prefix(const Prefix* prefix)
+# raises EnvelopeError when the frame is too short for a message, or not ours
+cdef int read_prefix(bytes first, Prefix* prefix) except -1
+# returns (volatile part, sequenced part, index of the first payload frame); EnvelopeError if the head disagrees
+cdef tuple split_parts(bytes first, list frames, const Head* head)
 cdef void read_head(const uint8_t* p, Head* head) noexcept
 cdef void write_head(uint8_t* p, const Head* head) noexcept

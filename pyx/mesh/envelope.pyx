@@ -1,5 +1,66 @@
-"""Heads of mesh messages: from bytes and to bytes. The rest of a message: `pyx.mesh.outgoing`, `pyx.mesh.link`."""
+"""Messages of the mesh: their prefix, head and parts from bytes and to bytes. The rest: `pyx.mesh.outgoing`, `.link`."""
+from cpython.bytes cimport PyBytes_AS_STRING
+
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
+from pyx.mesh.contract import EnvelopeError
+
+cdef enum:
+    MAGIC = 0xB5
+
+
+cdef bytes pack_prefix(const Prefix* prefix):
+    cdef uint8_t[PREFIX_BYTES] data
+    cdef uint8_t* p = data
+    p[0] = MAGIC
+    p[1] = <uint8_t>prefix.version
+    p = put16(p + 2, prefix.your_stream)
+    p = put32(put32(p, prefix.sender), prefix.receiver)
+    put64(put64(p, prefix.sender_incarnation), prefix.receiver_incarnation)
+    return data[:PREFIX_BYTES]
+
+
+cdef int read_prefix(bytes first, Prefix* prefix) except -1:
+    cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(first)
+    if len(first) < HEAD_END:
+        raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
+    if p[0] != MAGIC or p[VERSION_AT] < OLDEST_VERSION:
+        raise EnvelopeError(
+            f"mesh message of magic {p[0]:#x}, version {p[VERSION_AT]}; here {<int>MAGIC:#x}, {<int>VERSION}"
+        )
+    prefix.version = p[VERSION_AT]
+    prefix.your_stream = <uint16_t>get16(p + 2)
+    prefix.sender = get32(p + 4)
+    prefix.receiver = get32(p + 8)
+    prefix.sender_incarnation = get64(p + 12)
+    prefix.receiver_incarnation = get64(p + 20)
+    return 0
+
+
+cdef tuple split_parts(bytes first, list frames, const Head* head):
+    cdef object volatile = None, sequenced = None
+    cdef Py_ssize_t index = 1
+    cdef uint64_t at = HEAD_END + <uint64_t>REFUSAL_BYTES * head.refusals
+    if <uint64_t>len(frames) != 1 + (head.flags & VOLATILE_FRAME != 0) + (head.flags & SEQUENCED_FRAME != 0) + \
+            <uint64_t>head.payloads_volatile + head.payloads_sequenced:
+        raise EnvelopeError(f"{len(frames)} frames: not what the head says")
+    if head.flags & VOLATILE_FRAME:
+        volatile = memoryview(frames[1])
+        index = 2
+    elif head.volatile_bytes:
+        volatile = memoryview(first)[at:at + head.volatile_bytes]
+        at += head.volatile_bytes
+    if head.flags & SEQUENCED_FRAME:
+        sequenced = memoryview(frames[index])
+        index += 1
+    elif head.sequenced_bytes:
+        sequenced = memoryview(first)[at:at + head.sequenced_bytes]
+        at += head.sequenced_bytes
+    if at != <uint64_t>len(first) or volatile is not None and <uint64_t>len(volatile) != head.volatile_bytes or \
+            sequenced is not None and <uint64_t>len(sequenced) != head.sequenced_bytes:
+        raise EnvelopeError(
+            f"parts of {head.volatile_bytes} and {head.sequenced_bytes} bytes in a first frame of {len(first)}"
+        )
+    return volatile, sequenced, index
 
 
 cdef void read_head(const uint8_t* p, Head* head) noexcept:

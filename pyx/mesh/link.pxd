@@ -42,6 +42,8 @@ cdef class Link:
     cdef uint64_t received_by_peer          # number of our stream up to which it has everything
     cdef public double heard_at
     cdef double hello_at
+    cdef uint64_t drained                   # bytes that it has sent in the round `drained_in`
+    cdef uint64_t drained_in
     cdef double silence
     cdef double stall
 
@@ -55,7 +57,7 @@ cdef class Link:
     cdef int greeted(self, uint64_t sender_incarnation, bytes first, double now) except -1
     cdef int begin_anew(self, Head* head) except -1
     cdef int refuse_version(self, uint64_t sender_incarnation, int oldest, int newest) except -1
-    cdef bytes prefix_of(self, int version)
+    cdef bytes prefix_of(self, int version, bint is_known)
     cdef int adopt(self, uint64_t incarnation, int version) except -1
     cdef int set_expected(self) except -1
     cdef int say_hello(self) except -1

@@ -21,20 +21,13 @@ from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from struct import Struct
-
 from pyx.core.little_endian cimport get32, get64
 from pyx.core.work cimport MESH, Mark, callback_begins, callback_ends
 from pyx.mesh.contract import EnvelopeError
 from pyx.mesh.envelope cimport (
-    ACK, GAP, GREETING_BYTES, HEAD_END, HELLO, OLDEST_VERSION, PREFIX_BYTES, REFUSAL_BYTES, SEQUENCED,
-    SEQUENCED_FRAME, SKIP, VERSION, VERSION_AT, VERSION_OF_GREETINGS, VOLATILE_FRAME, WELCOME, read_head,
+    ACK, GAP, GREETING_BYTES, HEAD_END, HELLO, OLDEST_VERSION, PREFIX_BYTES, Prefix, REFUSAL_BYTES, SEQUENCED, SKIP,
+    VERSION, VERSION_OF_GREETINGS, WELCOME, pack_prefix, read_head, read_prefix, split_parts,
 )
-
-cdef enum:
-    MAGIC = 0xB5
-
-_PREFIX = Struct("<BBHIIQQ")
 
 
 cdef tuple versions_of(uint32_t said):
@@ -73,9 +66,9 @@ cdef class Link:
         self.incoming = Incoming(
             peer, events, publisher.decode, self.traffic, limits.peer_outbox_bytes_max // 8, barrier, received, refusals
         )
-        prefix = _PREFIX.pack(MAGIC, <int>VERSION_OF_GREETINGS, 0, own, peer, incarnation, 0)
         self.out = Outgoing(
-            peer, self.stream, self.incoming, publisher, events, send, limits, self.traffic, prefix, now
+            peer, self.stream, self.incoming, publisher, events, send, limits, self.traffic,
+            self.prefix_of(VERSION_OF_GREETINGS, False), now
         )
         self.greeting = 1
         self.expected = b""
@@ -241,36 +234,15 @@ cdef class Link:
         cdef Stream stream = self.stream
         cdef Incoming incoming = self.incoming
         cdef Outgoing out = self.out
-        cdef object volatile = None, sequenced = None
-        cdef Py_ssize_t index = 1
-        cdef uint64_t at = HEAD_END + <uint64_t>REFUSAL_BYTES * head.refusals
+        cdef object volatile, sequenced
+        cdef Py_ssize_t index
         cdef bint fresh
         if head.kind > SKIP or head.committed > stream.sequence or head.received > stream.sequence or \
                 head.frames_seen > out.frame:
             raise EnvelopeError(
                 f"{self.peer}: kind {head.kind}, acks {head.received}, {head.committed} of {stream.sequence} sent"
             )
-        # the parts
-        if <uint64_t>len(frames) != 1 + (head.flags & VOLATILE_FRAME != 0) + (head.flags & SEQUENCED_FRAME != 0) + \
-                <uint64_t>head.payloads_volatile + head.payloads_sequenced:
-            raise EnvelopeError(f"{len(frames)} frames: not what the head says")
-        if head.flags & VOLATILE_FRAME:
-            volatile = memoryview(frames[1])
-            index = 2
-        elif head.volatile_bytes:
-            volatile = memoryview(first)[at:at + head.volatile_bytes]
-            at += head.volatile_bytes
-        if head.flags & SEQUENCED_FRAME:
-            sequenced = memoryview(frames[index])
-            index += 1
-        elif head.sequenced_bytes:
-            sequenced = memoryview(first)[at:at + head.sequenced_bytes]
-            at += head.sequenced_bytes
-        if at != <uint64_t>len(first) or volatile is not None and <uint64_t>len(volatile) != head.volatile_bytes or \
-                sequenced is not None and <uint64_t>len(sequenced) != head.sequenced_bytes:
-            raise EnvelopeError(
-                f"parts of {head.volatile_bytes} and {head.sequenced_bytes} bytes in a first frame of {len(first)}"
-            )
+        volatile, sequenced, index = split_parts(first, frames, head)
         self.heard_at = out.now = now
         fresh = head.frame > incoming.frames_seen
         if fresh:
@@ -321,22 +293,17 @@ cdef class Link:
     cdef int take_unexpected(self, bytes first, double now) except -1:
         # a message whose prefix is not that of the known pair: a new incarnation's greeting, or to be refused
         cdef Head head
+        cdef Prefix prefix
         cdef bint is_greeting
-        if len(first) < HEAD_END:
-            raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
-        magic, version, _, sender, receiver, sender_incarnation, receiver_incarnation = _PREFIX.unpack_from(first)
-        if magic != MAGIC or version < OLDEST_VERSION:
-            raise EnvelopeError(
-                f"mesh message of magic {magic:#x}, version {version}; here {<int>MAGIC:#x}, {<int>VERSION}"
-            )
-        if receiver != self.own or sender != self.peer:
-            raise EnvelopeError(f"message of {sender} for {receiver} came to {self.own}, link {self.peer}")
+        read_prefix(first, &prefix)
+        if prefix.receiver != <uint32_t>self.own or prefix.sender != <uint32_t>self.peer:
+            raise EnvelopeError(f"message of {prefix.sender} for {prefix.receiver} came to {self.own}, link {self.peer}")
         read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
-        is_greeting = version == VERSION_OF_GREETINGS and (
-            head.kind == HELLO or head.kind == WELCOME and receiver_incarnation == self.incarnation
+        is_greeting = prefix.version == VERSION_OF_GREETINGS and (
+            head.kind == HELLO or head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation
         )
         if is_greeting:
-            return self.greeted(sender_incarnation, first, now)
+            return self.greeted(prefix.sender_incarnation, first, now)
         self.traffic.frames_refused += 1
         return 0
 
@@ -371,7 +338,7 @@ cdef class Link:
             self.adopt(sender_incarnation, version)
         self.heard_at = out.now = now
         if self.incoming.greeted(stream_id, &head):
-            out.prefix = self.prefix_of(self.version)
+            out.prefix = self.prefix_of(self.version, True)
         if your_stream == stream.id and head.received > stream.sequence and stream.handoff is not None:
             self.begin_anew(&head)
         elif your_stream == stream.id and head.received <= stream.sequence:
@@ -420,22 +387,35 @@ cdef class Link:
             self.events.incompatible(self.peer, oldest, newest)
         return 0
 
-    cdef bytes prefix_of(self, int version):
-        return _PREFIX.pack(MAGIC, version, self.incoming.stream & 0xFFFF, self.own, self.peer, self.incarnation,
-                            self.peer_incarnation)
+    cdef bytes prefix_of(self, int version, bint is_known):
+        # of our messages; is_known: the peer's incarnation and stream are
+        cdef Prefix prefix
+        prefix.version = version
+        prefix.your_stream = self.incoming.stream & 0xFFFF if is_known else 0
+        prefix.sender = self.own
+        prefix.receiver = self.peer
+        prefix.sender_incarnation = self.incarnation
+        prefix.receiver_incarnation = self.peer_incarnation if is_known else 0
+        return pack_prefix(&prefix)
 
     cdef int adopt(self, uint64_t incarnation, int version) except -1:
         self.peer_incarnation = incarnation
         self.version = version
-        self.out.prefix = self.prefix_of(version)
+        self.out.prefix = self.prefix_of(version, True)
         self.set_expected()
         self.incoming.frames_seen = 0
         self.out.blocked = False
         return 0
 
     cdef int set_expected(self) except -1:
-        self.expected = _PREFIX.pack(MAGIC, self.version, self.stream.id & 0xFFFF, self.peer, self.own,
-                                     self.peer_incarnation, self.incarnation)
+        cdef Prefix prefix
+        prefix.version = self.version
+        prefix.your_stream = self.stream.id & 0xFFFF
+        prefix.sender = self.peer
+        prefix.receiver = self.own
+        prefix.sender_incarnation = self.peer_incarnation
+        prefix.receiver_incarnation = self.incarnation
+        self.expected = pack_prefix(&prefix)
         return 0
 
     # ------------------------------------------------------------ our greetings
@@ -471,7 +451,7 @@ cdef class Link:
     cdef bint say_greeting(self, uint8_t kind, uint32_t greeting) except -1:
         cdef uint32_t versions = <uint32_t>self.versions[0] | <uint32_t>self.versions[1] << 8
         return self.out.greet(kind, greeting, versions,
-                              self.prefix_of(VERSION_OF_GREETINGS) if self.peer_incarnation else self.out.prefix)
+                              self.prefix_of(VERSION_OF_GREETINGS, True) if self.peer_incarnation else self.out.prefix)
 
     # ------------------------------------------------------------ the peer's state
 
@@ -536,7 +516,7 @@ cdef class Link:
         self.greeting += 1
         self.hello_at = -INFINITY
         self.expected = b""
-        out.prefix = _PREFIX.pack(MAGIC, <int>VERSION_OF_GREETINGS, 0, self.own, self.peer, self.incarnation, 0)
+        out.prefix = self.prefix_of(VERSION_OF_GREETINGS, False)
         out.drop_volatile()
         out.interest_sent = self.taken = self.interest_wanted = self.received_by_peer = 0
         self.incoming.end_incarnation()

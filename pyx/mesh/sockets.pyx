@@ -69,6 +69,11 @@ cdef class Push:
         if connection is not None and connection.out.pending and not connection.waits_for_output:
             connection.send()
 
+    def receive(self):
+        """Read out of turn: the peer's greeting, and its PONGs."""
+        if self.connection is not None:
+            self.connection.ready()
+
     def ping(self):
         """Put a PING, to be sent by the next `flush`; the peer answers it with a PONG."""
         if self.connection is not None:
@@ -108,7 +113,7 @@ cdef class Push:
             except OSError:
                 return
             self.connection = ZmtpConnection(
-                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, self._ready, self._sent, self._lost
+                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, None, self._ready, self._sent, self._lost
             )
         self.connection.flush()
 
@@ -128,19 +133,21 @@ cdef class Push:
 @cython.final
 cdef class Pull:
     """The socket on which a worker hears its siblings, bound to the unix socket `path`, from which it displaces a dead
-    predecessor. `when_message`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and ValueError for a path of
+    predecessor. `may_receive`, `when_message`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and ValueError for a path of
     more than SOCKET_PATH_BYTES_MAX bytes."""
 
     cdef object listening
     cdef object watcher
+    cdef object may_receive
     cdef object when_message
     cdef ReceiveBuffer buffer
     cdef dict connections               # by number
     cdef uint64_t accepted
     cdef readonly uint64_t malformed    # connections that were closed for what their peer had sent
 
-    def __cinit__(self, str path not None, watcher, when_message, ReceiveBuffer buffer not None):
+    def __cinit__(self, str path not None, watcher, may_receive, when_message, ReceiveBuffer buffer not None):
         self.watcher = watcher
+        self.may_receive = may_receive
         self.when_message = when_message
         self.buffer = buffer
         self.connections = {}
@@ -153,7 +160,7 @@ cdef class Pull:
         except BaseException:
             self.listening.close()
             raise
-        watcher.watch(self.listening.fileno(), self.accept)
+        watcher.watch_in_round(self.listening.fileno(), self.accept)
 
     def __len__(self):
         return len(self.connections)
@@ -175,7 +182,7 @@ cdef class Pull:
     cdef adopt(self, int fd):
         cdef uint64_t number = self.accepted
         cdef ZmtpConnection connection = ZmtpConnection(
-            fd, b"PULL", b"PUSH", self.buffer, self.watcher, self.when_message, _nothing, _nothing,
+            fd, b"PULL", b"PUSH", self.buffer, self.watcher, self.may_receive, self.when_message, _nothing, _nothing,
             lambda _reason, malformed: self._lost(number, malformed)
         )
         self.accepted += 1
@@ -190,6 +197,12 @@ cdef class Pull:
         """Take the messages that were left because `when_message` wanted no more."""
         for connection in list(self.connections.values()):
             (<ZmtpConnection>connection).go_on()
+
+    def receive(self):
+        """Accept and read out of turn: for a caller that does not wait for events now."""
+        self.accept()
+        for connection in list(self.connections.values()):
+            (<ZmtpConnection>connection).ready()
 
     def tick(self, uint64_t now_ms):
         """Close connections whose peer is silent for longer than it has promised. `now_ms`: of the monotonic clock."""

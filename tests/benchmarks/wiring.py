@@ -7,7 +7,7 @@ at first use        a worker links to those that its clients need: here FIRST_US
                     above, and the first message waits for a link to become ready
 one shared sender   every worker links to one process that forwards everything
 
-Each worker is a forked process with only a `zmq_mesh.sockets.Mesh`. Reported when all links of all workers are ready:
+Each worker is a forked process with only a `zmq_mesh.mesh.Mesh`. Reported when all links of all workers are ready:
 descriptors, threads and private memory (Private_Dirty) that a mesh adds to its process (the median, and the maximum
 where that is the shared sender), seconds from the first fork until the last worker was ready, and the cost of
 heartbeats of idle workers, in percent of a core, all workers together.
@@ -16,7 +16,6 @@ heartbeats of idle workers, in percent of a core, all workers together.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -28,10 +27,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from pyx.core.peer import Peer, sibling
+from tests.rounds import Rounds
 from tests.waiting import let_pass
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Publisher
-from zmq_mesh.sockets import Mesh
+from zmq_mesh.mesh import Mesh
+from zmq_mesh.unix_sockets import UnixSockets
 
 FIRST_USE = 4
 _TICK_SECONDS = 0.1
@@ -84,21 +85,21 @@ def _serve(worker: int, peers: list[Peer], runtime_dir: str, parent: Connection)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     events: Any = Quiet()
     before = _seen()
-    mesh = Mesh(sibling(worker), peers, runtime_dir, 1, Publisher(), events, _LIMITS, time.monotonic())
-    poll = select.poll()
-    for number in [*mesh.filenos(), parent.fileno()]:
-        poll.register(number, select.POLLIN)
-    told = again = False
+    rounds = Rounds()
+    transport = UnixSockets(sibling(worker), runtime_dir, rounds)
+    mesh = Mesh(sibling(worker), peers, 1, Publisher(), events, _LIMITS, time.monotonic(), transport)
+
+    def answer() -> None:  # it continues until all have answered, then it is killed
+        parent.recv()
+        parent.send(Seen(*(new - old for new, old in zip(_seen(), before, strict=True))))
+
+    rounds.watch_in_round(parent.fileno(), answer)
+    told = False
     while True:
-        came = poll.poll(0 if again else _TICK_SECONDS * 1000)
         now = time.monotonic()
-        again = False
-        for number, _ in came:
-            if number == parent.fileno():
-                parent.recv()
-                parent.send(Seen(*(new - old for new, old in zip(_seen(), before, strict=True))))
-                continue  # it continues until all have answered, then it is killed
-            again |= mesh.readable(number, now)
+        mesh.together.begin(now)
+        rounds.once(_TICK_SECONDS * 1000)
+        mesh.together.read()
         mesh.tick(now)
         mesh.flush(now)
         if mesh.ready and not told:

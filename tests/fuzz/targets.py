@@ -6,17 +6,25 @@ Anything else that a target raises, and every crash, is a find. Under ``make asa
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from pyx.loadgen.client import Client
 from pyx.loadgen.tally import Tally
+from pyx.mesh.connection import ReceiveBuffer, ZmtpConnection
 from pyx.protocol import codec, topics
 from pyx.protocol.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire
 from tests.fuzz.watcher import split
+from tests.rounds import Rounds
 from tests.wire import Will
 
 VERSIONS = (3, 4, 5)
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
+"""Of ZMTP 3.1."""
+
+_BUFFER = ReceiveBuffer()
 
 
 def whole(data: bytes) -> None:
@@ -119,12 +127,55 @@ def heard(data: bytes, cut: int, version: int) -> tuple[list[str], bytes]:
     return came, bytes(one.take_output())
 
 
+def mesh(data: bytes) -> None:
+    """What a sibling says gives messages, the end of its connection, or a wait for more, wherever it is cut."""
+    for types in ((b"PULL", b"PUSH"), (b"PUSH", b"PULL")):
+        expected = conversed(types, data, len(data))
+        for cut in {0, 1, 63, 64, 65, len(data) // 2, len(data) - 1} & set(range(len(data))):
+            got = conversed(types, data, cut)
+            assert got == expected, f"{types}, cut at {cut}: {got}, whole: {expected}"
+
+
+def conversed(types: tuple[bytes, bytes], data: bytes, cut: int) -> tuple[list[list[bytes]], list[str], bytes]:
+    """Say the input in two parts to a connection of the mesh; return its messages, its events, and its answers (none if
+    it has closed the connection: it may have done so before it sent them).
+    """
+    rounds = Rounds()
+    messages: list[list[bytes]] = []
+    events: list[str] = []
+
+    def received(frames: list[bytes]) -> bool:
+        messages.append(frames)
+        return False
+
+    def lost(_reason: str, malformed: bool) -> None:
+        events.append("malformed" if malformed else "lost")
+
+    ours, sibling = socket.socketpair()
+    ours.setblocking(False)
+    with sibling:
+        connection = ZmtpConnection(
+            ours.detach(), *types, _BUFFER, rounds, None, received, lambda: events.append("ready"), lambda: None, lost
+        )
+        connection.flush()
+        for part in (data[:cut], data[cut:]):
+            if connection.fd >= 0 and part:
+                sibling.sendall(part)
+                rounds.settle()
+        answers = sibling.recv(1 << 20, socket.MSG_DONTWAIT) if connection.fd >= 0 else b""
+        connection.close()
+    assert not rounds.watched
+    assert events in ([], ["ready"], ["malformed"], ["ready", "malformed"])
+    return messages, events, answers
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "whole": whole,
     "cut_anywhere": cut_anywhere,
     "prefixes_wait": prefixes_wait,
     "topics": topic_functions,
     "load_client": load_client,
+    "mesh": mesh,
 }
 
 _EVERYTHING = {
@@ -154,6 +205,11 @@ def seeds() -> list[bytes]:
             wire.disconnect(version),
             *(wire.ack(version, kind, 7) for kind in ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP")),
         ]
+    for kind in (b"PUSH", b"PULL"):
+        ready = b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\4" + kind
+        long = b"\x01\x01a\x03\0\0\0\0\0\0\x01\0" + bytes(256) + b"\x00\x00"
+        said = (b"", b"\x00\x03abc", long, b"\x04\x07\x04PING\0\x09")
+        found += [GREETING + ready + each for each in said]
     found += [
         wire.packet("CONNACK", 0, b"\1\0", wire.encode_properties({"assigned_client_identifier": "x"})),
         wire.packet("SUBACK", 0, b"\0\1", b"\0", b"\1\x8f"),

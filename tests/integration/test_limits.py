@@ -57,7 +57,6 @@ TIGHT: dict[str, float] = {
     "tick_connection_packets_max": 10,
     "tick_filters_max": 10,
     "share_large_bytes": 500,
-    "mesh_coalesce_microseconds_max": 5000,
     "retained_messages_max": 3,
 }
 
@@ -596,16 +595,6 @@ def _tick_peer(scene: Scene) -> None:
     publisher.send(*[wire.publish(4, scene.name, b"%05d" % number + b"x" * 7000) for number in range(120)])
     for number in range(120):
         assert subscriber.expect("PUBLISH").payload[:5] == b"%05d" % number
-
-
-@reaches("mesh_coalesce_microseconds_max", versions=(4,), workers=(4,))
-def _coalesce(scene: Scene) -> None:
-    one, other = _ids(4, scene.name)
-    subscriber, publisher = scene.client(one), scene.client(other)
-    subscriber.subscribe(scene.name)
-    for number in range(3):
-        publisher.publish(scene.name, b"%d" % number)
-        subscriber.receive(scene.name, b"%d" % number)
 
 
 # --------------------------------------------------------------------------------------------------- hand-offs

@@ -59,7 +59,6 @@ OUT_OF_REACH = {
     "stop_seconds_max": A_PERIOD,
     "auth_cache_seconds_max": A_PERIOD,
     "archive_gather_milliseconds_max": A_PERIOD,
-    "mesh_coalesce_microseconds_max": A_PERIOD,
     "store_unwritten_bytes_max": "64 MiB that a slow disk does not take: test_no_room.py has 8 MiB",
     "half_open_per_address_max": "16,384 sockets of this process and as many of the broker's",
     "filters_max": "ten million subscriptions: some GB of memory",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.test_mesh_sockets import WATCHFUL, Node
 from tests.waiting import wait_until
-from zmq_mesh.sockets import GREETINGS_MAX
+from zmq_mesh.mesh import GREETINGS_MAX
 
 SILENCE = WATCHFUL.link_silence_seconds_max
 
@@ -29,10 +29,8 @@ class Two:
         self.now += 0.001
         for node in nodes or self.nodes:
             node.mesh.awake(self.now)
-            for fileno in node.mesh.filenos():
-                node.mesh.readable(fileno, self.now)
+            node.round(self.now)
             node.mesh.tick(self.now)
-            node.mesh.flush(self.now)
 
     def _are_ready(self) -> bool:
         self.round()

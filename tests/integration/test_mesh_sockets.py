@@ -1,9 +1,10 @@
-"""Meshes of forked processes over real ipc:// sockets: large and small batches, SIGKILL and SIGSTOP of one of three."""
+"""Meshes of forked processes over real sockets, of the reactor and of ZeroMQ's library, also of both kinds together:
+large and small batches, SIGKILL and SIGSTOP of one of three.
+"""
 
 import itertools
 import multiprocessing
 import os
-import select
 import signal
 import tempfile
 import time
@@ -15,11 +16,15 @@ from typing import Any
 import pytest
 
 from pyx.core.peer import sibling, siblings
+from pyx.mesh.sockets import SOCKET_PATH_BYTES_MAX
+from tests.rounds import Rounds
 from tests.waiting import let_pass, wait_until
-from zmq_mesh.contract import LinkLimits, Undelivered
+from zmq_mesh.contract import LinkLimits, Transport, Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
+from zmq_mesh.mesh import Mesh
+from zmq_mesh.unix_sockets import UnixSockets, path_of
+from zmq_mesh.zeromq import ZeroMq
 
 # ruff: noqa: ARG002  (what an event says and this node does not need)
 
@@ -34,10 +39,30 @@ WATCHFUL = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_ma
 FORK = multiprocessing.get_context("fork")
 
 
+KINDS = ["unix", "zeromq", "both"]
+"""Of transports; both: every second worker has the other one."""
+
+
+def transport_of(kind: str, index: int, runtime_dir: str, rounds: Rounds) -> Transport:
+    if kind == "unix" or (kind == "both" and index % 2):
+        return UnixSockets(sibling(index), runtime_dir, rounds)
+    return ZeroMq(sibling(index), lambda peer: f"ipc://{path_of(runtime_dir, peer)}", rounds)
+
+
 class Node:
     """One process: a poll loop around a mesh. Sends numbered entries on command, commits received ones at once."""
 
-    def __init__(self, index: int, count: int, runtime_dir: str, incarnation: int, limits: LinkLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        runtime_dir: str,
+        incarnation: int,
+        limits: LinkLimits = LIMITS,
+        kind: str = "unix",
+        drain_bytes_max: int = 1024 * 1024,
+    ) -> None:
+        self.rounds = Rounds()
         self.publisher = Publisher()
         self.publisher.change(b"from/%d/%d" % (index, incarnation))
         self.got: dict[int, list[int]] = defaultdict(list)
@@ -51,13 +76,21 @@ class Node:
         self.mesh = Mesh(
             sibling(index),
             siblings(index, count),
-            runtime_dir,
             incarnation,
             self.publisher,
             self,
             limits,
             time.monotonic(),
+            transport_of(kind, index, runtime_dir, self.rounds),
+            drain_bytes_max=drain_bytes_max,
         )
+
+    def round(self, now: float, milliseconds: float = 0) -> None:
+        """Hear what has come, and send what is due."""
+        self.mesh.together.begin(now)
+        self.rounds.once(milliseconds)
+        self.mesh.together.read()
+        self.mesh.flush(now)
 
     def batch(
         self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
@@ -152,38 +185,30 @@ class Node:
         }
 
     def run(self, pipe: Connection) -> None:
-        poll = select.poll()
-        poll.register(pipe.fileno(), select.POLLIN)
-        for fileno in self.mesh.filenos():
-            poll.register(fileno, select.POLLIN)
         ticked_at = 0.0
-        more = busy = False
-        while True:
-            events = poll.poll(0 if more or busy else 50)
+        busy = False
+        self.rounds.watch_in_round(pipe.fileno(), lambda: self.answer(pipe))
+        while not pipe.closed:
             now = time.monotonic()
-            awake = self.mesh.awake(now)
-            more = False
-            ready = {fileno for fileno, _ in events}
-            for fileno in self.mesh.filenos():
-                if fileno in ready or fileno == self.mesh.fileno:
-                    more = self.mesh.readable(fileno, now) or more
-            if pipe.fileno() in ready:
-                command, arguments = pipe.recv()
-                if command == "end":
-                    self.mesh.close()
-                    return
-                if command == "flow":
-                    self.flows[arguments[0]] = arguments[1:]
-                elif command == "down":
-                    self.mesh.down(*arguments)
-                elif command == "want":
-                    self.publisher.change(*arguments)
-                pipe.send(self.report())
-            busy = awake and self.flow()
+            busy = self.mesh.awake(now) and self.flow()
+            self.round(now, 0 if busy else 50)
             if now - ticked_at > 0.05:
                 ticked_at = now
                 self.mesh.tick(now)
-            self.mesh.flush(now)
+
+    def answer(self, pipe: Connection) -> None:
+        command, arguments = pipe.recv()
+        if command == "end":
+            self.mesh.close()
+            pipe.close()
+            return
+        if command == "flow":
+            self.flows[arguments[0]] = arguments[1:]
+        elif command == "down":
+            self.mesh.down(*arguments)
+        elif command == "want":
+            self.publisher.change(*arguments)
+        pipe.send(self.report())
 
 
 def _own_frames(part: memoryview) -> int:
@@ -193,11 +218,14 @@ def _own_frames(part: memoryview) -> int:
 class Process:
     """A forked node and the pipe to it."""
 
-    def __init__(self, index: int, count: int, runtime_dir: str, incarnation: int, limits: LinkLimits) -> None:
+    def __init__(
+        self, index: int, count: int, runtime_dir: str, incarnation: int, limits: LinkLimits, kind: str
+    ) -> None:
         self.index = index
         self.incarnation = incarnation
         self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=self._main, args=(theirs, index, count, runtime_dir, incarnation, limits))
+        arguments = (theirs, index, count, runtime_dir, incarnation, limits, kind)
+        self.process = FORK.Process(target=self._main, args=arguments)
         self.process.start()
         theirs.close()
 
@@ -242,14 +270,15 @@ class Process:
 class Meshes:
     """The processes of a test, and the directory of their sockets."""
 
-    def __init__(self, runtime_dir: str) -> None:
+    def __init__(self, runtime_dir: str, kind: str) -> None:
         self.runtime_dir = runtime_dir
+        self.kind = kind
         self.processes: list[Process] = []
         self.limits = PATIENT
 
     def start(self, count: int, limits: LinkLimits = PATIENT) -> list[Process]:
         self.limits = limits
-        self.processes = [Process(index, count, self.runtime_dir, 1, limits) for index in range(count)]
+        self.processes = [Process(index, count, self.runtime_dir, 1, limits, self.kind) for index in range(count)]
         for process in self.processes:
             process.wait(lambda report: report["ready"])
         return self.processes
@@ -258,14 +287,16 @@ class Meshes:
         dead = self.processes[index]
         dead.process.join()
         dead.end()
-        self.processes[index] = Process(index, len(self.processes), self.runtime_dir, dead.incarnation + 1, self.limits)
+        self.processes[index] = Process(
+            index, len(self.processes), self.runtime_dir, dead.incarnation + 1, self.limits, self.kind
+        )
         return self.processes[index]
 
 
-@pytest.fixture
-def meshes() -> Iterator[Meshes]:
+@pytest.fixture(params=KINDS)
+def meshes(request: pytest.FixtureRequest) -> Iterator[Meshes]:
     with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
-        started = Meshes(runtime_dir)
+        started = Meshes(runtime_dir, request.param)
         yield started
         for process in started.processes:
             process.end()
@@ -365,22 +396,20 @@ def test_sigstop_and_back(meshes: Meshes) -> None:
         assert report["got"][source] == list(range(count))
 
 
-def test_a_round_takes_its_part_of_each_sibling() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_takes_its_part_of_each_sibling(kind: str) -> None:
     """`drain_bytes_max` is per sibling: two of them give twice as much before the clients' turn."""
     count, size, most = 16 * 200, 512, 64 * 1024
     with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
-        nodes = [Node(index, 3, runtime_dir, 1) for index in range(3)]
+        nodes = [Node(index, 3, runtime_dir, 1, LIMITS, kind, most) for index in range(3)]
         target, sources = nodes[0], nodes[1:]
-        target.mesh.drain_bytes_max = most
 
         def after_a_round(some: list[Node], so: Callable[[Node], bool]) -> bool:
             now = time.monotonic()
             for node in some:
-                for fileno in node.mesh.filenos():
-                    node.mesh.readable(fileno, now)
                 node.flow()
+                node.round(now)
                 node.mesh.tick(now)
-                node.mesh.flush(now)
             return all(so(node) for node in some)
 
         try:
@@ -410,35 +439,33 @@ def test_a_round_takes_its_part_of_each_sibling() -> None:
 
 def test_socket_path_too_long() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        endpoint("/tmp/" + "x" * SOCKET_PATH_BYTES_MAX, 0)
+        path_of("/tmp/" + "x" * SOCKET_PATH_BYTES_MAX, 0)
 
 
-def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silent() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silent(kind: str) -> None:
     count, size = 16 * 20, 64
     with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
-        nodes = [Node(index, 2, runtime_dir, 1) for index in range(2)]
+        nodes = [Node(index, 2, runtime_dir, 1, LIMITS, kind) for index in range(2)]
         target, source = nodes
 
         def after_a_round(so: Callable[[], bool]) -> bool:
             now = time.monotonic()
             for node in nodes:
-                node.mesh.receive(now)
-                for fileno in node.mesh.filenos():
-                    node.mesh.readable(fileno, now)
                 node.flow()
+                node.round(now)
                 node.mesh.tick(now)
-                node.mesh.flush(now)
             return so()
 
         try:
             wait_until(lambda: after_a_round(lambda: all(node.mesh.ready for node in nodes)), 60, "meshes ready")
-            target.mesh.is_full = lambda: True
+            target.mesh.together.is_full = lambda: True
             source.flows[0] = (0, count, size)
             until = time.monotonic() + 3 * LIMITS.link_silence_seconds_max
             wait_until(lambda: after_a_round(lambda: time.monotonic() > until), 30, "a sibling would be silent")
             assert target.got[1] == []
             assert ("away", 1) not in target.log
-            target.mesh.is_full = lambda: False
+            target.mesh.together.is_full = lambda: False
             wait_until(lambda: after_a_round(lambda: target.got[1] == list(range(count))), 60, "all has come")
         finally:
             for node in nodes:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from broker.context.context import Context
 from broker.persistence.handoff_log import StoredHandoff
 from broker.worker.peering import Peering
+from pyx.core.peer import Peer
 from tests.kept_store import KeptStore
 from tests.simulation.seeds import attempt
 
@@ -51,10 +53,18 @@ def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.long
 def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(peering: Peering) -> bool:
-        commits, peering._commits = peering._commits, []
-        peering._say(commits)
-        return True
+    make = Peering.__init__
 
-    monkeypatch.setattr(Peering, "commit", hasty)
+    def hasty(peering: Peering, context: Context, *parts: Any) -> None:
+        make(peering, context, *parts)
+        batch = peering.batch
+
+        def batch_and_ack(peer: Peer, volatile: Any, sequenced: Any, payloads: list[Any], sequence: int) -> None:
+            batch(peer, volatile, sequenced, payloads, sequence)
+            if sequence:
+                context.links[peer].commit(sequence)
+
+        peering.batch = batch_and_ack
+
+    monkeypatch.setattr(Peering, "__init__", hasty)
     assert noticed(first=430)  # one run in some hundred has a crash at that moment

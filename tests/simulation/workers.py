@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyx.mesh.link import Link
 
 from broker.logs import Log
-from broker.persistence.handoff_log import StoredLinks, kept_links
+from broker.persistence.handoff_log import kept_links
 from broker.worker.core import Node
 from broker.worker.recovery import Recovered
 from leveldb_store.contract import Store
@@ -38,12 +38,10 @@ from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
 from tests.simulation.clock import WallClock
-from zmq_mesh.barrier import Barrier
-from zmq_mesh.coalescing import Coalescing
-from zmq_mesh.contract import LinkLimits
+from zmq_mesh.contract import Outlet
 from zmq_mesh.envelope import BATCH, decode_entries
 from zmq_mesh.interest import Publisher
-from zmq_mesh.sockets import PAUSE_SHARE, Mesh
+from zmq_mesh.mesh import Mesh
 
 if TYPE_CHECKING:
     from tests.simulation.network import Line
@@ -110,42 +108,40 @@ class SimulatedNode(Node):
         super().queue_full(session, dropped)
 
 
-class SimulatedMesh(Mesh):
-    """The mesh without its sockets."""
+class SimulatedTransport:
+    """The channels of one worker as the transport of its mesh; the worker passes on what arrives."""
 
-    def __init__(self, worker: Worker, limits: LinkLimits, kept: StoredLinks) -> None:
-        node, world = worker.node, worker.world
-        self.own = node.context.own
-        self.limits = limits
-        self._publisher = node.interest or Publisher()
-        self._ticked_at = world.clock.now
-        self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
-        self.links: dict[Peer, Link] = {}
-        self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
-        for peer in node.siblings:
-            channel = world.channels[worker.index, peer]
-            self.links[peer] = Link(
-                self.own,
-                peer,
-                worker.incarnation,
-                self._publisher,
-                node.peering,
-                channel.send,
-                limits,
-                world.clock.now,
-                reconnect=channel.reconnect,
-                handoff=kept.handoffs.get(peer),
-                received=kept.received.get(peer, (0, 0)),
-                refusals=kept.refusals.get(peer, ()),
-                barrier=self._barrier,
-            )
+    malformed = 0
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+        """Implements Transport."""
+
+    def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:  # noqa: ARG002  channels wake workers
+        """Implements Transport."""
+        channel = self._worker.world.channels[self._worker.index, peer]
+        return Outlet(channel.send, channel.reconnect, None)
+
+    def receive(self) -> None:
+        """Implements Transport."""
+
+    def go_on(self) -> None:
+        """Implements Transport."""
+
+    def tick(self) -> None:
+        """Implements Transport."""
+
+    def close(self) -> None:
+        """Implements Transport."""
 
 
 class Worker:
     """The counterpart of broker.worker.process.Worker, without a process."""
 
     node: SimulatedNode
-    mesh: SimulatedMesh
+    mesh: Mesh
 
     def __init__(self, world: World, index: int) -> None:
         self.world = world
@@ -173,8 +169,6 @@ class Worker:
         self._controls: list[tuple[int, int]] = []
         self._awake_due = False
         self._timer_due = False
-        self._forward_due = False
-        self._coalescing = Coalescing(world.coalesce_seconds)
         self._again = False
 
     # ------------------------------------------------------------ life
@@ -187,13 +181,25 @@ class Worker:
         self.lines, self._waiting = {}, []
         self._inbox.clear()
         self._controls.clear()
-        self._awake_due = self._forward_due = self._again = False
-        self._coalescing = Coalescing(world.coalesce_seconds)
+        self._awake_due = self._again = False
         self._new_node()
         node = self.node
         siblings = node.siblings
         self._recovered = node.recovery.run()
-        self.mesh = SimulatedMesh(self, world.link_limits, kept_links(node.context, node.set_aside, node.peering))
+        kept = kept_links(node.context, node.set_aside, node.peering)
+        self.mesh = Mesh(
+            node.context.own,
+            siblings,
+            self.incarnation,
+            node.interest or Publisher(),
+            node.peering,
+            world.link_limits,
+            self.clock.now,
+            SimulatedTransport(self),
+            handoffs=kept.handoffs,
+            received=kept.received,
+            refusals=kept.refusals,
+        )
         node.router.commit()
         node.links = self.mesh.links
         if not siblings:
@@ -215,7 +221,6 @@ class Worker:
         node.peers_changed = self._peers_changed
         node.flush_mesh = self._flush_mesh
         node.replaying.wake = node.retaining.wake = self.wake
-        node.router.peers.forward_now = self._forward_soon
 
     def kill(self) -> None:
         """SIGKILL between two ticks."""
@@ -299,9 +304,6 @@ class Worker:
         if self._timer_due:
             self._timer_due = False
             self._on_timer(self.incarnation)
-        if self._forward_due:
-            self._forward_due = False
-            self._on_timerfd(self.incarnation)
         self.wake()
 
     @property
@@ -556,7 +558,8 @@ class Worker:
             peer, frames = self._inbox.popleft()
             self.world.channels[peer, self.index].taken()
             self.mesh.links[sibling(peer)].receive(frames, now)
-        self.mesh._barrier.check(now)
+        self.mesh.together.begin(now)
+        self.mesh.together.read()
         self._mesh_state()
         if self.node.peering.commit():
             self.node.router.peers.links_due = True
@@ -568,27 +571,7 @@ class Worker:
         for peer, link in self.mesh.links.items():
             self.node.router.peers.peer_full(peer, link.full)
 
-    def _forward_soon(self) -> None:
-        if not self.alive:
-            return
-        seconds = self._coalescing.wait(self.clock.now)
-        if seconds == 0:
-            self.node.forward()
-        elif seconds is not None:
-            incarnation = self.incarnation
-            self.clock.after(seconds, lambda: self._on_timerfd(incarnation))
-
-    def _on_timerfd(self, incarnation: int) -> None:
-        if incarnation != self.incarnation or not self.alive:
-            return
-        if self.stopped:
-            self._forward_due = True
-        elif self._coalescing.end_wait():
-            self.node.forward()
-            self.finish()
-
     def _flush_mesh(self) -> None:
-        self._coalescing.left(self.clock.now)
         if self.node.links:
             self.mesh.flush(self.clock.now)
 

@@ -69,7 +69,6 @@ class World:
         self.small_queues = chance(0.25)
         self.large_payloads = chance(0.2)
         self.loop_seconds = pick([0.0001, 0.001, 0.005])
-        self.coalesce_seconds = pick([0.0, 0.0003, 0.003])
         self.disk_seconds = pick([0.0001, 0.002, 0.02]) if self.survives else 0.0
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(

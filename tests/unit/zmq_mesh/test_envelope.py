@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyx.core.peer import sibling
+from pyx.mesh.contract import EnvelopeError
 from zmq_mesh import envelope
 from zmq_mesh.envelope import (
     Entry,
-    EnvelopeError,
     Head,
     Kind,
     Prefix,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyx.mesh.contract import EnvelopeError
 from zmq_mesh import interest
-from zmq_mesh.envelope import EnvelopeError
 from zmq_mesh.interest import (
     CHANGES_MAX,
     PARTS_AT_ONCE,

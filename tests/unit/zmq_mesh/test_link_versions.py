@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from pyx.core.peer import sibling
+from pyx.mesh.contract import EnvelopeError
 from tests.unit.zmq_mesh.link_world import World
 from zmq_mesh import envelope
 from zmq_mesh.envelope import (
     GREETING,
     VERSION,
     VERSION_AT,
-    EnvelopeError,
     Kind,
     pack_versions,
     unpack_versions,

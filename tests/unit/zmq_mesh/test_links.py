@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pyx.mesh.contract import EnvelopeError
 from tests.unit.zmq_mesh.link_world import LIMITS, World, both, is_away, is_full
 from zmq_mesh import envelope
 from zmq_mesh.contract import WHOLE_BATCH, HandoffLog
@@ -540,7 +541,7 @@ def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
         before = world.workers[1].sequenced[0][:]
         try:
             target.receive([bytes(frame) for frame in frames], world.network.now)
-        except envelope.EnvelopeError:
+        except EnvelopeError:
             assert world.workers[1].sequenced[0] == before
     target.receive(good, world.network.now)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]

@@ -12,7 +12,6 @@ from typing import Any
 import plyvel
 import pytest
 
-from broker.worker import peering
 from leveldb_store.format import link_schema, schema
 from pyx.core import work
 from pyx.core.peer import sibling
@@ -88,7 +87,7 @@ def test_no_piece_is_more_than_its_bound_and_others_are_served_between_them(host
     assert numbers(subscriber.receive()) == list(range(100))
     assert sum(packet.kind in ("PUBACK", "PUBREC") for packet in publisher.packets) == (100 if qos else 0)
     assert max(work.highest().values()) < work.BOUND
-    assert host.nodes[1].peering._waiting_bytes == 0
+    assert host.nodes[1].peering.batches.waiting_bytes == 0
     host.check_books()
 
 
@@ -125,20 +124,20 @@ def test_a_message_that_cannot_be_read_ends_its_batch_alone(host: Host) -> None:
     assert not is_waiting(host, 1)
 
 
-def test_so_much_may_wait_and_no_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_much_may_wait_and_no_more(host: Host) -> None:
     subscriber, publisher = at(host, 1, "sub"), at(host, 0, "pub")
     subscribe(subscriber, MANY)
-    node = host.nodes[1].peering
-    assert not node.is_full()
+    batches = host.nodes[1].peering.batches
+    assert not batches.is_full()
     publish(publisher, 0, 50, 0)
     host.turn()
     host.turn()
-    waits = node._waiting_bytes
+    waits = batches.waiting_bytes
     for bound in (waits - 1, waits, waits + 1):
-        monkeypatch.setattr(peering, "_WAITING_BYTES_MAX", bound)
-        assert node.is_full() == (waits >= bound)
+        batches.waiting_bytes_max = bound
+        assert batches.is_full() == (waits >= bound)
     host.settle()
-    assert not node.is_full()
+    assert not batches.is_full()
 
 
 # ---------------------------------------------------------------- a crash between the pieces

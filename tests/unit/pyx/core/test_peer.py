@@ -6,7 +6,6 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from pyx.mesh.link import Link
 
 from broker.persistence.handoff_log import StoredHandoff
 from leveldb_store.format import schema
@@ -24,6 +23,8 @@ from pyx.core.peer import (
     siblings,
     worker_of,
 )
+from pyx.mesh.contract import EnvelopeError
+from pyx.mesh.link import Link
 from pyx.protocol.message import Message
 from pyx.storage.entries import pack_messages
 from tests.kept_store import KeptStore
@@ -122,7 +123,7 @@ def test_workers_of_two_hosts_have_a_link() -> None:
         assert {peer for _, peer in each.told} == {ends[1 - at]}
         assert {"ready", "acknowledged"} <= {name for name, _ in each.told}
     stranger = envelope.pack_prefix(peer_of(1, 2), ends[1], 1, 1) + bytes(envelope.HEAD.size)
-    with pytest.raises(envelope.EnvelopeError, match=f"^message of {peer_of(1, 2)} for {ends[1]} came"):
+    with pytest.raises(EnvelopeError, match=f"^message of {peer_of(1, 2)} for {ends[1]} came"):
         links[1].receive([stranger], now)
 
 

@@ -49,7 +49,7 @@ class Conversation:
         self.messages: list[list[bytes]] = []
         self.events: list[str] = []
         self.connection = ZmtpConnection(
-            ours.detach(), own, peer, self.rounds.buffer, self.rounds, self._message,
+            ours.detach(), own, peer, self.rounds.buffer, self.rounds, None, self._message,
             lambda: self.events.append("ready"), lambda: self.events.append("sent"), self._lost,
         )  # fmt: skip
         self.connection.flush()
@@ -171,7 +171,7 @@ def test_what_is_no_zmtp_ends_the_connection(said: bytes, is_split: bool) -> Non
     assert one.messages == []
     assert one.events[-1].startswith("malformed: ")
     assert one.connection.fd == -1
-    assert not one.rounds.watchers
+    assert not one.rounds.watched
     one.close()
 
 
@@ -249,7 +249,6 @@ def test_a_peer_that_does_not_read_makes_it_refuse(rounds: Rounds, tmp_path: Pat
         rounds.once()
     assert [int(first) for first, _ in heard.messages] == list(range(sent))
     assert len(writable) == 1
-    assert not push.is_refused
     assert push.send([b"taken"])
     theirs.close()
 
@@ -325,7 +324,7 @@ def test_the_longest_path(length: int, rounds: Rounds, tmp_path: Path) -> None:
     path += "x" * (length - len(path))
     if length > SOCKET_PATH_BYTES_MAX:
         with pytest.raises(ValueError, match="longer than 107 bytes"):
-            Pull(path, rounds, lambda _: False, rounds.buffer)
+            Pull(path, rounds, None, lambda _: False, rounds.buffer)
         with pytest.raises(ValueError, match="longer than 107 bytes"):
             Push(path, rounds, lambda: None, rounds.buffer)
         return

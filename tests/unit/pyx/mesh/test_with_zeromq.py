@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.unit.pyx.mesh.world import SECONDS, Heard, Rounds, connected
+from tests.rounds import SECONDS
+from tests.unit.pyx.mesh.world import Heard, Rounds, connected
 from tests.waiting import let_pass
 
 SIZES = (0, 1, 255, 256, 8191, 8192, 32_767, 32_768, 32_769, 262_144, 300_000, 2_000_000)

@@ -1,0 +1,125 @@
+"""The links of one worker together: where each message goes, how much is taken in a round, and the end of a round.
+
+The transports (`zmq_mesh.contract`) call `received` for each message, and `may_receive` before they read. A sibling
+that has sent more than its share of a round waits for the next one, as do all when the round is over.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.core.little_endian cimport get32
+from pyx.mesh.contract import EnvelopeError
+from pyx.mesh.envelope cimport PREFIX_BYTES
+
+cdef enum:
+    SENDER_AT = 4                   # in the prefix
+
+
+@cython.final
+cdef class Links:
+    """The links by peer. `publisher`: of this worker's interest; `barrier`: see zmq_mesh.barrier. `drain_bytes_max`:
+    bytes of one sibling per round."""
+
+    def __cinit__(self, publisher, uint64_t drain_bytes_max):
+        self.by_peer = {}
+        self.of_worker = []
+        self.publisher = publisher
+        self.flushes = []
+        self.drain_bytes_max = drain_bytes_max
+        self.go_on = _nothing
+
+    def add(self, Link link not None, barrier, flush=None):
+        """Add a link. `flush` sends what its transport has gathered; None: it sends at once."""
+        cdef Py_ssize_t number = link.peer
+        self.barrier = barrier
+        self.by_peer[link.peer] = link
+        while len(self.of_worker) <= number:
+            self.of_worker.append(None)
+        self.of_worker[number] = link
+        if flush is not None:
+            self.flushes.append(flush)
+
+    # ------------------------------------------------------------ receiving
+
+    cpdef bint begin(self, double now) except -1:
+        """Begin a round: every sibling has its share again, and what was left in the last one is taken. Return whether
+        anything was. `now`: the time of all that happens until the next call."""
+        cdef bint stopped = self.stopped
+        self.now = now
+        self.rounds += 1
+        self.stopped = False
+        if stopped:
+            self.go_on()
+        return stopped
+
+    def may_receive(self):
+        """Return whether anything more should be read. A sibling that is not read is not silent."""
+        cdef Link link
+        if self.is_full is None or not self.is_full():
+            return True
+        for link in self.by_peer.values():
+            link.heard_at = self.now
+        self.stopped = True
+        return False
+
+    def received(self, list frames not None):
+        """Process a message. Return True if no more of its sender should be taken in this round."""
+        cdef bytes first = frames[0]
+        cdef Link link = None
+        self.heard = True
+        try:
+            link = self.of(first)
+            link.take(frames, self.now)
+        except EnvelopeError:
+            self.malformed += 1
+        if link is None:
+            return False
+        if link.drained_in != self.rounds:
+            link.drained_in = self.rounds
+            link.drained = 0
+        for frame in frames:
+            link.drained += <uint64_t>len(frame)
+        if link.drained >= self.drain_bytes_max or self.is_busy is not None and self.is_busy() or \
+                self.is_full is not None and self.is_full():
+            self.stopped = True
+            return True
+        return False
+
+    cdef Link of(self, bytes first):
+        cdef uint32_t number
+        if len(first) < PREFIX_BYTES:
+            raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
+        number = get32(<const uint8_t*>PyBytes_AS_STRING(first) + SENDER_AT)
+        if number >= <uint64_t>len(self.of_worker) or self.of_worker[number] is None:
+            raise EnvelopeError(f"no sibling has the number {number}")
+        return <Link>self.of_worker[number]
+
+    cpdef bint read(self) except -1:
+        """End the reading of a round. Return whether messages were taken in it."""
+        cdef bint heard = self.heard
+        self.heard = False
+        if self.barrier is not None and self.barrier.waiting:
+            self.barrier.check(self.now)
+        return heard
+
+    # ------------------------------------------------------------ sending
+
+    cpdef flush(self, double now):
+        """End a tick, when the links have all of it: seal its interest, then send what each link has."""
+        cdef Link link
+        if self.publisher.unsealed:
+            self.publisher.seal()
+        if self.barrier is not None and self.barrier.waiting:
+            self.barrier.submitted(now)
+        for link in self.by_peer.values():
+            link.flush(now)
+        self.send()
+
+    def send(self):
+        """Send what the transports have gathered."""
+        for each in self.flushes:
+            each()
+
+
+def _nothing():
+    pass

@@ -1,0 +1,163 @@
+"""All links of one worker over a transport: their making, their time, and what follows a pause of the worker itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from pyx.core.peer import Peer
+from pyx.mesh.link import Link
+from pyx.mesh.links import Links
+from zmq_mesh.barrier import Barrier
+from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Outlet, Transport
+from zmq_mesh.interest import Publisher
+
+__all__ = ["GREETINGS_MAX", "PAUSE_SHARE", "Mesh"]
+
+# Of link_silence_seconds_max: a worker that has been silent for so long asks whether its siblings have given up waiting
+# for it, and reads clients for as long without looking. Two such times and the interval of heartbeats are less than it.
+PAUSE_SHARE: Final = 1 / 3
+# A worker that is stopped again before the answers have come asks again. One whose every tick is a pause gives up.
+GREETINGS_MAX: Final = 5
+
+
+class Mesh:
+    """All links of one worker inside its host. Made after the fork; used by one thread.
+
+    peers: all configured siblings. incarnation: greater than every earlier one of this worker. The node
+
+    - begins every tick with `awake(now)` and reads clients only while it returns True,
+    - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
+    """
+
+    _confirming = False  # greeted after a pause, and some link has not confirmed yet
+    _confirming_since = 0.0
+    _greetings = 0  # since then
+
+    def __init__(
+        self,
+        own: Peer,
+        peers: Iterable[Peer],
+        incarnation: int,
+        publisher: Publisher,
+        events: LinkEvents,
+        limits: LinkLimits,
+        now: float,
+        transport: Transport,
+        *,
+        handoffs: dict[Peer, HandoffLog] | None = None,
+        received: dict[Peer, tuple[int, int]] | None = None,
+        refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]] | None = None,
+        drain_bytes_max: int = 1024 * 1024,
+    ) -> None:
+        self.own = own
+        self.limits = limits
+        self.transport = transport
+        self.together = Links(publisher, drain_bytes_max)
+        self.links: dict[Peer, Link] = self.together.by_peer
+        self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
+        self._publisher = publisher
+        self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
+        self._ticked_at = now
+        self._outlets: dict[Peer, Outlet] = {}
+        transport.listen(self.together.may_receive, self.together.received)
+        self.together.go_on = transport.go_on
+        for peer in peers:
+            outlet = self._outlets[peer] = transport.connect(peer, self._when_writable(peer))
+            link = Link(
+                own,
+                peer,
+                incarnation,
+                publisher,
+                events,
+                outlet.send,
+                limits,
+                now,
+                reconnect=outlet.reconnect,
+                handoff=(handoffs or {}).get(peer),
+                received=(received or {}).get(peer, (0, 0)),
+                refusals=(refusals or {}).get(peer, ()),
+                barrier=self._barrier,
+            )
+            self.together.add(link, self._barrier, outlet.flush)
+
+    def _when_writable(self, peer: Peer) -> Callable[[], None]:
+        def writable() -> None:
+            self.links[peer].writable(time.monotonic())
+            flush = self._outlets[peer].flush
+            if flush is not None:
+                flush()
+
+        return writable
+
+    @property
+    def frames_malformed(self) -> int:
+        """Number of malformed messages, and of connections that were closed for what their peer had sent."""
+        return self.together.malformed + self.transport.malformed
+
+    def receive(self, now: float) -> bool:
+        """Hear siblings out of turn. Return whether there was anything."""
+        self.together.begin(now)
+        self.transport.receive()
+        return self.together.read()
+
+    def flush(self, now: float) -> None:
+        """End a tick, when the links have all of it: seal its interest, then send what each link has."""
+        self.together.flush(now)
+
+    def tick(self, now: float) -> None:
+        """Check heartbeats, silence and stalls."""
+        self.awake(now)
+        self.transport.tick()
+        self._publisher.seal()
+        for link in self.links.values():
+            link.tick(now)
+        self._ticked_at = now
+        self._barrier.check(now)
+        self.together.send()
+
+    def awake(self, now: float) -> bool:
+        """Return whether clients may be read, for PAUSE_SHARE of link_silence_seconds_max from `now` on. Call it at the
+        beginning of every tick, before anything else of the mesh.
+
+        If no `tick` has sent its heartbeats for longer than that (one pause, or several with little between them),
+        siblings may have given up waiting for this worker: it greets each, and reads no client before all that are not
+        silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
+        on after link_silence_seconds_max and GREETINGS_MAX greetings, as with siblings that are silent.
+        """
+        if now - self._ticked_at <= self._pause_seconds and not self._confirming:
+            return True
+        if now - self._ticked_at > self._pause_seconds:
+            self._ticked_at = now  # the greetings are as good as heartbeats
+            if not self._confirming:
+                self._confirming_since, self._greetings = now, 0
+            self._confirming = True
+            self._greetings += 1
+            for link in self.links.values():
+                link.greet(now)
+            self.together.send()
+        silence = self.limits.link_silence_seconds_max
+        if now - self._confirming_since > silence and self._greetings >= GREETINGS_MAX:
+            for link in self.links.values():
+                link.confirm_no_longer()
+        self._confirming = any(link.confirming for link in self.links.values())
+        return not self._confirming
+
+    @property
+    def awake_until(self) -> float:
+        """The time until which `awake` returns True, if nothing happens before; 0.0: it returns False now."""
+        return 0.0 if self._confirming else self._ticked_at + self._pause_seconds
+
+    @property
+    def ready(self) -> bool:
+        """Whether every sibling has been heard since our start and is neither away nor gone now."""
+        return all(link.ready for link in self.links.values())
+
+    def down(self, peer: Peer, incarnation: int) -> None:
+        """Note that the supervisor has reaped that incarnation of a sibling."""
+        self.links[peer].down(incarnation)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self.transport.close()

@@ -1,0 +1,160 @@
+"""The transport of ZeroMQ's own library: one bound PULL for all incoming messages, one PUSH to each peer.
+
+PUSH and PULL, not DEALER: a message names its sender itself (no identity frame), the two directions have separate
+descriptors (reading one never swallows the edge of the other), and PULL takes one message of each peer in turn,
+which makes the tick fair. PUSH with IMMEDIATE raises Again while the peer is down or its high-water mark is reached;
+the link keeps the refused message. Messages lost with a broken connection are the links' business (frame numbers).
+
+ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) arms them again.
+So a round that ends before that must be followed by `go_on`, without waiting for an edge. Contexts are made here, after
+the fork: an inherited one accepts messages and loses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import zmq
+
+from pyx.core.peer import Peer
+from pyx.mesh.contract import Watcher
+from zmq_mesh.contract import Buffer, Outlet
+from zmq_mesh.envelope import MORE, PREFIX_BYTES
+
+__all__ = ["ZeroMq"]
+
+# Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
+HIGH_WATER: Final = 64
+# From this size on ZeroMQ gets a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but
+# releasing a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see
+# INLINE_BYTES_MAX).
+REFERENCE_BYTES_MIN: Final = 64 * 1024
+
+_FLAGS_AT: Final = PREFIX_BYTES + 1
+_NOBLOCK: Final = zmq.NOBLOCK
+_MORE_NOBLOCK: Final = zmq.NOBLOCK | zmq.SNDMORE
+
+
+class _Push:
+    """The PUSH socket to one peer."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, when_writable: Callable[[], object]
+    ) -> None:
+        self._address = address
+        self._when_writable = when_writable
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.copy_threshold = REFERENCE_BYTES_MIN
+        socket.connect(address)
+        self.socket = socket
+        self.fileno = cast(int, socket.getsockopt(zmq.FD))
+
+    def send(self, frames: list[Buffer]) -> bool:
+        """Send all frames of one message, or none."""
+        socket = self.socket
+        last = len(frames) - 1
+        try:
+            if not last:
+                socket.send(frames[0], _NOBLOCK)
+                return True
+            # The first frame chooses the pipe. When that breaks in between, ZeroMQ either drops the rest with it
+            # (detected by the frame numbers) or rolls back and raises Again.
+            socket.send(frames[0], _MORE_NOBLOCK)
+            for i in range(1, last):
+                socket.send(frames[i], _MORE_NOBLOCK, False)
+            socket.send(frames[last], _NOBLOCK, False)
+        except zmq.Again:
+            return False
+        return True
+
+    def reconnect(self) -> None:
+        """Reconnect at once; messages in the old pipe are lost (they were for a dead incarnation)."""
+        self.socket.disconnect(self._address)
+        self.socket.connect(self._address)
+
+    def look(self) -> None:
+        """Arm the descriptor, and say that messages may be taken again."""
+        self.socket.getsockopt(zmq.EVENTS)
+        self._when_writable()
+
+
+class ZeroMq:
+    """Implements `zmq_mesh.contract.Transport`. `endpoint`: where a peer listens."""
+
+    malformed = 0
+
+    def __init__(self, own: Peer, endpoint: Callable[[Peer], str], watcher: Watcher) -> None:
+        self._own = own
+        self._endpoint = endpoint
+        self._watcher = watcher
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._pushes: list[_Push] = []
+        self._inlet: zmq.Socket[bytes] | None = None
+        self._fileno = -1
+
+    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+        """Implements Transport."""
+        self._may_receive, self._received = may_receive, received
+        inlet = self._context.socket(zmq.PULL)
+        inlet.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        inlet.setsockopt(zmq.LINGER, 0)
+        inlet.bind(self._endpoint(self._own))  # takes the path over from a dead predecessor
+        self._inlet = inlet
+        self._fileno = cast(int, inlet.getsockopt(zmq.FD))
+        self._watcher.watch_in_round(self._fileno, self.receive)
+
+    def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
+        """Implements Transport."""
+        push = _Push(self._context, self._endpoint(peer), when_writable)
+        self._pushes.append(push)
+        self._watcher.watch_in_round(push.fileno, push.look)
+        return Outlet(push.send, push.reconnect, None)
+
+    def receive(self) -> None:
+        """Implements Transport.
+
+        PULL takes one message of each peer in turn and cannot skip one: so a peer with more than its share ends the
+        round for all, and the next round continues after it.
+        """
+        if self._inlet is None or not self._may_receive():
+            return
+        socket = self._inlet
+        looked = False
+        try:
+            while True:
+                first = socket.recv(_NOBLOCK)
+                frames: list[Any] = [first]
+                if len(first) > _FLAGS_AT and first[_FLAGS_AT] & MORE and socket.getsockopt(zmq.RCVMORE):
+                    frames += socket.recv_multipart(_NOBLOCK)
+                if self._received(frames):
+                    return
+                if not looked:
+                    # One message per wake-up is the usual case without load: EVENTS costs half of an Again.
+                    looked = True
+                    if not cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                        return
+        except zmq.Again:
+            return
+
+    def go_on(self) -> None:
+        """Implements Transport."""
+        self.receive()
+
+    def tick(self) -> None:
+        """Implements Transport: ZeroMQ has its own thread for that."""
+
+    def close(self) -> None:
+        """Implements Transport."""
+        for push in self._pushes:
+            self._watcher.unwatch(push.fileno)
+            push.socket.close(0)
+        if self._inlet is not None:
+            self._watcher.unwatch(self._fileno)
+            self._inlet.close(0)
+        self._context.term()
