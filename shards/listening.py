@@ -1,8 +1,8 @@
 """Listeners of the broker, and their sockets for all workers, which the supervisor opens before the fork.
 
 A listener has a name, a kind, and the parameters of its kind. Workers know it by its number, its place in the
-configuration: each connection has that number, also when it is handed to another worker (`shards.handoff`), and so have
-its log lines and counters. A new kind is one function in KINDS.
+configuration: each connection has that number, also when it is handed to another worker (`pyx.io.handing_over`), and so
+have its log lines and counters. A new kind is one function in KINDS.
 
 For kind tcp each worker has a socket of its own per address, all bound to one port with SO_REUSEPORT: the kernel
 spreads connections over them. Since such sockets would also share the port with a second broker unnoticed, the port is

@@ -11,6 +11,7 @@ It ranges over the configured workers and never over the live ones, else a clien
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from struct import Struct
 
@@ -25,6 +26,16 @@ def home(client_id: str, workers: int) -> int:
     if workers == 1:
         return 0
     return _winner(client_id.encode("utf-8", "surrogatepass"), workers)
+
+
+def elsewhere(own: int, workers: int) -> Callable[[bytes], int]:
+    """Return a function that returns the home of a client id (UTF-8) if that is another worker than `own`, else -1."""
+
+    def home_of(client_id: bytes) -> int:
+        worker = _winner(client_id, workers)
+        return -1 if worker == own else worker
+
+    return home_of
 
 
 def _winner(key: bytes, workers: int) -> int:

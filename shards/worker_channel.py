@@ -91,9 +91,9 @@ class WorkerChannel(_Channel):
     """One u64 (format "Q") of `row`, to change at least every HEARTBEAT_SECONDS from the loop itself, also in a long
     start."""
     handoff_receive: socket.socket
-    """Receives connections for this worker (`shards.handoff.receive`), non-blocking."""
+    """Receives connections for this worker (`pyx.io.handing_over`), non-blocking."""
     handoff_send: list[socket.socket]
-    """Sends connections to worker i (`shards.handoff.send`), index i; its own is included. Non-blocking."""
+    """Sends connections to worker i (likewise), index i; its own is included. Non-blocking."""
     control: socket.socket
     """Non-blocking; see `tell` and `messages`."""
     runtime_dir: str

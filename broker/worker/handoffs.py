@@ -1,19 +1,18 @@
-"""Hand-off of connections: passes them on to their home worker, and takes in those whose home is here.
+"""Hand-off of connections: what is decided about those that their home does not take at once, or not in time.
 
-A connection that its home has not taken yet waits here, unread, for at most handoff_seconds_max. `shards.handoff` has
-the format of the messages.
+A connection that its home has not taken yet waits here, unread, for at most handoff_seconds_max.
+`pyx.io.handing_over` passes them on and takes them in.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
 from pyx.core import counters as count
 from pyx.core.peer import sibling
 from pyx.core.work import STEP, callback, spend
-from shards import handoff
+from pyx.io.handing_over import HandingOver
 
 if TYPE_CHECKING:
     from broker.clients.closing import Closing
@@ -26,19 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["Handoffs"]
 
 _CLOSING = 3
-_TAKEN_AT_ONCE = 64
 
 
 class _Waiting:
     """A connection that its home has not taken yet."""
 
-    __slots__ = ("conn", "deadline", "raw", "worker")
+    __slots__ = ("conn", "deadline_ns", "raw", "worker")
 
-    def __init__(self, conn: Connection, worker: int, raw: bytes, deadline: float) -> None:
+    def __init__(self, conn: Connection, worker: int, raw: bytes, deadline_ns: int) -> None:
         self.conn = conn
         self.worker = worker
         self.raw = raw
-        self.deadline = deadline
+        self.deadline_ns = deadline_ns
 
 
 class Handoffs:
@@ -52,52 +50,27 @@ class Handoffs:
         closing: Closing,
         reactor: Reactor,
     ) -> None:
-        self._channel = channel
         self._context = context
         self._connecting = connecting
         self._closing = closing
         self._reactor = reactor
         self._log = context.log
         self._waiting: list[_Waiting] = []
-        self.is_stopping = False
-        """Whether no connection is taken in any more."""
-
-    def hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
-        """Pass a connection, with the bytes of its CONNECT, to its home: now, or as soon as the home takes it."""
-        limits = self._context.settings.limits
-        deadline = time.monotonic() + min(
-            limits.handoff_seconds_max,
-            max(0.0, limits.connect_seconds_max - (self._context.router.state.now_ms - conn.opened) / 1000),
+        self._passing = HandingOver(
+            reactor, [each.fileno() for each in channel.handoff_send], channel.handoff_receive.fileno(), self
         )
-        waiting = _Waiting(conn, worker, raw, deadline)
-        if not self._pass_on(waiting):
-            if len(self._waiting) >= limits.handoff_pending_max:
-                self._context.counters.add(count.HANDOFFS_REFUSED)
-                self._closing.unavailable(conn, "its worker is busy")
-            else:
-                self._waiting.append(waiting)
+        self.hand_over, self.take_in = self._passing.hand_over, self._passing.take_in
+        self.reload()
 
-    def _pass_on(self, waiting: _Waiting) -> bool:
-        conn = waiting.conn
-        if not self._context.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
-            return False
-        host, _, port = conn.address.rpartition(":")
-        try:
-            sent = handoff.send(
-                self._channel.handoff_send[waiting.worker],
-                conn.fd,
-                waiting.raw + conn.unread(),
-                waiting.deadline - time.monotonic(),
-                (host.strip("[]"), int(port or 0)),
-                conn.listener,
-            )
-        except OSError as error:
-            self._log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
-            return False
-        if sent:
-            self._context.counters.add(count.CONNECTIONS_HANDED_OVER)
-            self._reactor.release(conn)
-        return sent
+    def reload(self) -> None:
+        """Apply other settings."""
+        limits = self._context.settings.limits
+        self._passing.handoff_ms_max = int(limits.handoff_seconds_max * 1000)
+        self._passing.connect_ms_max = int(limits.connect_seconds_max * 1000)
+
+    def stop(self) -> None:
+        """Take no connection in any more."""
+        self._passing.is_stopping = True
 
     @property
     def waits(self) -> bool:
@@ -107,13 +80,13 @@ class Handoffs:
     @callback("handoff")
     def retry(self) -> None:
         """Try again for connections that wait; refuse those that have waited for too long."""
-        now = time.monotonic()
+        now_ns = time.monotonic_ns()
         kept = []
         spend(len(self._waiting) * STEP)
         for waiting in self._waiting:
             if waiting.conn.fd < 0:
                 continue
-            self._context.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
+            self._context.guard(waiting.conn, self._try_again, waiting, now_ns >= waiting.deadline_ns)
             if waiting.conn.fd >= 0 and waiting.conn.state < _CLOSING:
                 kept.append(waiting)
         self._waiting = kept
@@ -124,39 +97,38 @@ class Handoffs:
             self._context.counters.add(count.HANDOFF_TIMEOUTS)
             self._closing.unavailable(waiting.conn, "its worker did not take it in time")
         else:
-            self._pass_on(waiting)
+            self._passing.pass_on(waiting.conn, waiting.worker, waiting.raw, waiting.deadline_ns)
 
-    def take_in(self) -> None:
-        """Take in connections that have arrived."""
-        for _ in range(_TAKEN_AT_ONCE):
-            try:
-                came = handoff.receive(self._channel.handoff_receive)
-            except handoff.HandoffLost as lost:
-                self._log.error("handoff_lost", reason=str(lost))
-                continue
-            if came is None:
-                break
-            try:
-                self._adopt(came)
-            except OSError as error:  # the descriptor is closed, so it cannot be watched
-                self._log.error("handoff_lost", reason=str(error))
-        self._reactor.finish()
+    # ------------------------------------------------------------ calls of pyx.io.handing_over
 
-    def _adopt(self, came: handoff.HandedOver) -> None:
-        self._context.counters.add(count.CONNECTIONS_TAKEN_IN)
-        if self.is_stopping or len(self._reactor) >= self._reactor.acceptor.connections_max:
-            if not self.is_stopping:
-                self._context.counters.add(count.CONNECTIONS_REFUSED)
-                self._connecting.too_many_connections()
-            os.close(came.fd)
-            return
-        conn = self._reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)), came.listener)
-        self._context.guard(conn, self._go_on, conn, came)
+    def is_ready(self, worker: int) -> bool:
+        """Whether that worker takes connections now."""
+        return self._context.is_ready(sibling(worker))
 
-    def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:
-        if came.remaining_seconds <= 0:
-            self._context.counters.add(count.HANDOFF_TIMEOUTS)
-            self._context.dispatch.learn_version(conn, came.unread)
-            self._closing.unavailable(conn, "its worker did not take it in time")
+    def wait(self, conn: Connection, worker: int, raw: bytes, deadline_ns: int) -> None:
+        """Let a connection wait for its home."""
+        if len(self._waiting) >= self._context.settings.limits.handoff_pending_max:
+            self._context.counters.add(count.HANDOFFS_REFUSED)
+            self._closing.unavailable(conn, "its worker is busy")
         else:
-            self._context.dispatch.feed(conn, came.unread, True)
+            self._waiting.append(_Waiting(conn, worker, raw, deadline_ns))
+
+    def failed(self, worker: int, error: OSError) -> None:
+        """Log that a connection could not be sent; it is tried again."""
+        self._log.error("handoff_failed", worker_to=worker, reason=str(error))
+
+    def lost(self, error: Exception) -> None:
+        """Log that a connection was lost on the way here."""
+        self._log.error("handoff_lost", reason=str(error))
+
+    def refused(self, is_full: bool) -> None:
+        """Count a connection that is not taken in because there are too many, or the worker stops."""
+        if is_full:
+            self._context.counters.add(count.CONNECTIONS_REFUSED)
+            self._connecting.too_many_connections()
+
+    def late(self, conn: Connection, unread: bytes) -> None:
+        """Refuse a connection whose time for CONNECT was over before it arrived."""
+        self._context.counters.add(count.HANDOFF_TIMEOUTS)
+        self._context.dispatch.learn_version(conn, unread)
+        self._closing.unavailable(conn, "its worker did not take it in time")

@@ -41,6 +41,7 @@ from pyx.io.reactor import Reactor
 from pyx.protocol.wire import refuse_disallowed
 from shards import stacks
 from shards.descriptors import left_for_connections
+from shards.placement import elsewhere
 from shards.signals import ignore_with_a_line
 from shards.worker_channel import WorkerChannel
 
@@ -143,6 +144,9 @@ class Worker:
         self._stopping = False
         self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, self.reactor)
         node.hand_over = self._handoffs.hand_over
+        if channel.workers > 1:
+            node.dispatch.home_of = elsewhere(channel.index, channel.workers)
+            node.dispatch.hand_over = self._handoffs.hand_over
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
         self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
@@ -215,14 +219,14 @@ class Worker:
             for each in listener.sockets:
                 self.reactor.acceptor.listen(each.fileno(), number)
         # Not earlier: siblings hand over connections to a worker that starts, and it must not ack before all are heard.
-        self.reactor.watch(self.channel.handoff_receive.fileno(), self._on_handoff)
+        self.reactor.watch_in_round(self.channel.handoff_receive.fileno(), self._handoffs.take_in)
         self.channel.ready()
 
     def _peers_changed(self) -> None:
         if self._handoffs.waits:
             self.loop.call_soon(self._handoffs.retry)
         if not self._listening and self._mesh is not None and self._mesh.ready:
-            self._listen()
+            self.loop.call_soon(self._listen)
 
     @callback("control")
     def _on_control(self) -> None:
@@ -259,6 +263,7 @@ class Worker:
         self.hashes.resize(settings.limits.auth_threads_max)
         self.node.reload(settings)
         self._tell_reactor()
+        self._handoffs.reload()
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
         self.log.info("reloaded")
@@ -285,7 +290,8 @@ class Worker:
         """Accept nothing more, answer what was accepted, send DISCONNECT 0x8B to v5 clients, end."""
         if self._stopping:
             return
-        self._stopping = self._handoffs.is_stopping = True
+        self._stopping = True
+        self._handoffs.stop()
         if self._mesh is not None:
             self._mesh.stop_acknowledging()
         self.log.info("stopping", connections=len(self.reactor))
@@ -388,11 +394,6 @@ class Worker:
             self._over_bound = over
             for kind, (ns, what) in over.items():
                 self.log.error("callback_over_bound", callback=kind, milliseconds=ns / 1_000_000, what=what)
-
-    @callback("handoff")
-    def _on_handoff(self) -> None:
-        if self._is_awake():
-            self._handoffs.take_in()
 
     def _is_awake(self) -> bool:
         """Whether clients may be served; else siblings are heard, whose interest must be known first."""

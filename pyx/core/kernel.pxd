@@ -7,7 +7,7 @@ from pyx.core.outbox cimport iovec
 
 cdef extern from "<errno.h>" nogil:
     int errno
-    enum: EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ECONNABORTED, EPROTO, EPERM
+    enum: EAGAIN, EINTR, EMFILE, ENFILE, ENOBUFS, ENOMEM, ECONNABORTED, EPROTO, EPERM, ETOOMANYREFS
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -37,11 +37,22 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* to, size_t n, int flags)
     ssize_t send(int fd, const void* data, size_t n, int flags)
     ssize_t sendmsg(int fd, const msghdr* m, int flags)
+    ssize_t recvmsg(int fd, msghdr* m, int flags)
+    struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
+    cmsghdr* CMSG_FIRSTHDR(msghdr* m)
+    cmsghdr* CMSG_NXTHDR(msghdr* m, cmsghdr* c)
+    uint8_t* CMSG_DATA(cmsghdr* c)
+    size_t CMSG_LEN(size_t n)
+    size_t CMSG_SPACE(size_t n)
     int accept4(int fd, sockaddr* address, socklen_t* n, int flags)
     int shutdown(int fd, int how)
     int getpeername(int fd, sockaddr* address, socklen_t* n)
     int getsockname(int fd, sockaddr* address, socklen_t* n)
-    enum: SOCK_NONBLOCK, SOCK_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, AF_INET, AF_INET6
+    enum: SOCK_NONBLOCK, SOCK_CLOEXEC, MSG_NOSIGNAL, MSG_DONTWAIT, MSG_CTRUNC, MSG_CMSG_CLOEXEC
+    enum: SOL_SOCKET, SCM_RIGHTS, SHUT_WR, AF_INET, AF_INET6
 
 cdef extern from "<netinet/in.h>" nogil:
     struct in_addr:

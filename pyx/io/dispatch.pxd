@@ -19,7 +19,12 @@ cdef class Dispatch:
     cdef Limits limits
     cdef readonly Authorise authorise
     cdef Publishing publishing
-    cdef object raw                     # the CONNECT to be handed up: packet and bytes
+    # the CONNECT to be handed up: packet and bytes; or the worker that is its home, and bytes
+    cdef object raw
+    # callables, or None: for a client id the worker that is its home, -1: this one; (connection, worker, bytes of its
+    # CONNECT) for one whose home is elsewhere
+    cdef public object home_of
+    cdef public object hand_over
     cdef uint32_t counted               # packets among the current bytes that another worker has counted
     cdef uint64_t filters_tick           # the tick of filters_left
     cdef int64_t filters_left           # Topic Filters that SUBSCRIBE, UNSUBSCRIBE may still name in that tick

@@ -1,5 +1,6 @@
 """Dispatch of packets: bytes of a connection -> the router or the handler."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 from pyx.delivery.authorise import Authorise
@@ -10,6 +11,8 @@ from pyx.delivery.router import Router
 class Dispatch:
     """The decoder of received bytes, for all connections of one router."""
 
+    home_of: Callable[[bytes], int] | None
+    hand_over: Callable[[Connection, int, bytes], object] | None
     @property
     def router(self) -> Router: ...
     @property

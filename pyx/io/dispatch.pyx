@@ -25,8 +25,8 @@ from pyx.delivery.router_state cimport TURN
 from pyx.delivery.session cimport Session, is_stored
 from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties
 from pyx.protocol.decoders cimport (
-    Ack, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_subscribe,
-    decode_unsubscribe, fixed_header, packet_flags,
+    Ack, client_id_of, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
+    decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )
 from pyx.protocol.packets cimport (
     AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP,
@@ -192,8 +192,11 @@ cdef class Dispatch:
         self.raw = None
         callback_begins(&mark)
         try:
-            self.hold_note(conn, CONNECT, (<Connect>packet).client_id)
-            self.state.handler.connect(conn, packet, raw)
+            if isinstance(packet, Connect):
+                self.hold_note(conn, CONNECT, (<Connect>packet).client_id)
+                self.state.handler.connect(conn, packet, raw)
+            else:
+                self.hand_over(conn, packet, raw)
         except Exception as error:
             self.failed(conn, error)
         note_nothing(self.counters.at)
@@ -398,7 +401,16 @@ cdef class Dispatch:
 
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
         cdef Connect packet
+        cdef const uint8_t* client_id = NULL
+        cdef int length, worker
         conn.version = <uint8_t>connect_version(p + header, total - header)      # for the answer if it is bad
+        if self.home_of is not None and conn.state == OPENING:
+            length = client_id_of(p + header, total - header, &client_id)
+            worker = self.home_of(client_id[:length]) if length > 0 else -1
+            if worker >= 0:                 # which decodes it, and says what is wrong with it
+                conn.state = DECIDING
+                self.raw = (worker, PyBytes_FromStringAndSize(<char*>p, total))
+                return 0
         if conn.version == 5 and total - header > self.limits.unwalked_bytes:
             self.check_lists(CONNECT, p + header, total - header, True)
         packet = decode_connect(p[0] & 15, p + header, total - header)

@@ -36,6 +36,7 @@ cdef class Reactor:
     cdef uint64_t woke_ms               # when it was last found to have been stopped, and clients were given time
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # return to the event loop after this round
+    cdef bint in_events                 # the events of a round are being handled
     cdef bint again                     # work is left for a round without a new event
     cdef public object schedule         # callable: run poll soon
 

@@ -152,6 +152,7 @@ cdef class Reactor:
         cdef Connection conn
         cdef list watched = None
         cdef Mark mark
+        self.in_events = False
         begun = monotonic_ns()
         if begun > self.trusted_until_ns and self.when_paused is not None and not self.when_paused():
             return
@@ -173,6 +174,7 @@ cdef class Reactor:
                 self.again = True
             work(SYSTEM + n * VISIT)
             until = progress() + ROUND_NS
+            self.in_events = True
             for i in range(n):
                 if i & 7 == 7 and progress() >= until or monotonic_ns() > until_ns:
                     break                   # the others are reported again
@@ -197,6 +199,7 @@ cdef class Reactor:
                     self.state.fail(conn, error)
             if self.when_read is not None:
                 self.when_read()
+            self.in_events = False
             self.round_end()
             if watched is not None:
                 self.call(watched)
@@ -256,7 +259,9 @@ cdef class Reactor:
             self.poller.remove(fd)
 
     def finish(self):
-        """Run the end of a round for work that did not come from a socket: timers, the mesh, the broker."""
+        """Run the end of a round for work that did not come from a socket of a round: timers, the broker."""
+        if self.in_events:                  # its own end follows; connections that have ended are still in its events
+            return
         self.now()
         self.round_end()
         if self.again:

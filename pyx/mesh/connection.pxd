@@ -30,7 +30,7 @@ cdef class ZmtpConnection:
     cdef object when_lost
 
     cdef int put(self, list frames) except -1
-    cdef int send(self) except -1
+    cdef int send_now(self) except -1
     cdef int receive(self) except -1
     cdef int take(self, const uint8_t* data, size_t n) except -1
     cdef int keep(self, const uint8_t* data, size_t n) except -1

@@ -55,8 +55,8 @@ cdef class ZmtpConnection:
         self.when_lost = when_lost
         put_greeting(&self.out)
         put_ready(&self.out, own_type)
+        self.fd = fd                    # closed from here on if anything raises
         watcher.watch_in_round(fd, self.ready)
-        self.fd = fd
 
     def __dealloc__(self):
         outbox_clear(&self.out)
@@ -96,9 +96,9 @@ cdef class ZmtpConnection:
     def flush(self):
         """Send what was put, as far as the kernel takes it."""
         if self.fd >= 0 and not self.waits_for_output:
-            self.send()
+            self.send_now()
 
-    cdef int send(self) except -1:
+    cdef int send_now(self) except -1:
         cdef iovec[VECTORS] v
         cdef msghdr m
         cdef size_t total
@@ -143,7 +143,7 @@ cdef class ZmtpConnection:
     def ready(self):
         """Handle an event of the poller: output has room, or there are bytes, or the connection has ended."""
         if self.waits_for_output:
-            self.send()
+            self.send_now()
         if self.fd >= 0 and (self.may_receive is None or self.may_receive()):
             self.receive()
 
@@ -209,7 +209,7 @@ cdef class ZmtpConnection:
                 return 0
         self.keep(data + at, n - at)
         if self.out.pending and not self.waits_for_output and self.fd >= 0:
-            self.send()                 # an answer to a PING, or what `when_ready` has put
+            self.send_now()                 # an answer to a PING, or what `when_ready` has put
         return 0
 
     cdef int pass_on(self) except -1:

@@ -64,10 +64,22 @@ cdef struct Prefix:
     uint64_t receiver_incarnation   # 0 = not known to the sender
 
 
-cdef bytes pack_prefix(const Prefix* prefix)
+cdef struct Greeting:
+    uint64_t stream                 # of the sender
+    uint64_t your_stream            # that the sender knows
+    uint64_t interest               # number of the sender's interest
+    uint32_t number                 # of the HELLO that a WELCOME answers
+    int oldest                      # versions that the sender speaks
+    int newest
+
+
+cdef bytes pack_prefix(int version, uint64_t your_stream, uint32_t sender, uint32_t receiver,
+                       uint64_t sender_incarnation, uint64_t receiver_incarnation)
 # raises EnvelopeError when the frame is too short for a message, or not ours
 cdef int read_prefix(bytes first, Prefix* prefix) except -1
 # returns (volatile part, sequenced part, index of the first payload frame); EnvelopeError if the head disagrees
 cdef tuple split_parts(bytes first, list frames, const Head* head)
+# raises EnvelopeError when the message, whose head this is, is no greeting
+cdef int read_greeting(bytes first, const Head* head, Greeting* greeting) except -1
 cdef void read_head(const uint8_t* p, Head* head) noexcept
 cdef void write_head(uint8_t* p, const Head* head) noexcept

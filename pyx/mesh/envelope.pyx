@@ -1,4 +1,4 @@
-"""Messages of the mesh: their prefix, head and parts from bytes and to bytes. The rest: `pyx.mesh.outgoing`, `.link`."""
+"""Messages of the mesh: prefix, head and parts, from bytes and to bytes; they are used by `pyx.mesh.link`."""
 from cpython.bytes cimport PyBytes_AS_STRING
 
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
@@ -8,14 +8,15 @@ cdef enum:
     MAGIC = 0xB5
 
 
-cdef bytes pack_prefix(const Prefix* prefix):
+cdef bytes pack_prefix(int version, uint64_t your_stream, uint32_t sender, uint32_t receiver,
+                       uint64_t sender_incarnation, uint64_t receiver_incarnation):
     cdef uint8_t[PREFIX_BYTES] data
     cdef uint8_t* p = data
     p[0] = MAGIC
-    p[1] = <uint8_t>prefix.version
-    p = put16(p + 2, prefix.your_stream)
-    p = put32(put32(p, prefix.sender), prefix.receiver)
-    put64(put64(p, prefix.sender_incarnation), prefix.receiver_incarnation)
+    p[1] = <uint8_t>version
+    p = put16(p + 2, your_stream & 0xFFFF)
+    p = put32(put32(p, sender), receiver)
+    put64(put64(p, sender_incarnation), receiver_incarnation)
     return data[:PREFIX_BYTES]
 
 
@@ -61,6 +62,21 @@ cdef tuple split_parts(bytes first, list frames, const Head* head):
             f"parts of {head.volatile_bytes} and {head.sequenced_bytes} bytes in a first frame of {len(first)}"
         )
     return volatile, sequenced, index
+
+
+cdef int read_greeting(bytes first, const Head* head, Greeting* greeting) except -1:
+    cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(first) + HEAD_END
+    cdef uint32_t versions = head.volatile_bytes
+    if len(first) != HEAD_END + GREETING_BYTES or head.kind != HELLO and head.kind != WELCOME:
+        raise EnvelopeError(f"greeting of kind {head.kind} and {len(first)} bytes")
+    greeting.stream = get64(p)
+    greeting.your_stream = get64(p + 8)
+    greeting.interest = get64(p + 16)
+    greeting.number = get32(p + 24)
+    # a release before this field speaks version 2
+    greeting.oldest = versions & 0xFF if versions else 2
+    greeting.newest = versions >> 8 & 0xFF if versions else 2
+    return 0
 
 
 cdef void read_head(const uint8_t* p, Head* head) noexcept:

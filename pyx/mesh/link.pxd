@@ -12,7 +12,7 @@ cdef class Link:
     cdef readonly object own
     cdef readonly object peer
     cdef readonly uint64_t incarnation
-    cdef readonly uint64_t peer_incarnation # 0 = no living one is known
+    cdef readonly uint64_t peer_incarnation  # 0 = no living one is known
     cdef readonly tuple versions
     cdef readonly int version               # agreed version; 0 = not agreed yet
     cdef readonly object limits

@@ -21,18 +21,12 @@ from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 
-from pyx.core.little_endian cimport get32, get64
 from pyx.core.work cimport MESH, Mark, callback_begins, callback_ends
 from pyx.mesh.contract import EnvelopeError
 from pyx.mesh.envelope cimport (
-    ACK, GAP, GREETING_BYTES, HEAD_END, HELLO, OLDEST_VERSION, PREFIX_BYTES, Prefix, REFUSAL_BYTES, SEQUENCED, SKIP,
-    VERSION, VERSION_OF_GREETINGS, WELCOME, pack_prefix, read_head, read_prefix, split_parts,
+    ACK, GAP, Greeting, HEAD_END, HELLO, OLDEST_VERSION, PREFIX_BYTES, Prefix, REFUSAL_BYTES, SEQUENCED, SKIP, VERSION,
+    VERSION_OF_GREETINGS, WELCOME, pack_prefix, read_greeting, read_head, read_prefix, split_parts,
 )
-
-
-cdef tuple versions_of(uint32_t said):
-    # (oldest, newest) that the sender of a greeting speaks; a release before this field speaks version 2
-    return (said & 0xFF, said >> 8 & 0xFF) if said else (2, 2)
 
 
 @cython.final
@@ -167,8 +161,7 @@ cdef class Link:
 
     def lacks(self, uint64_t number):
         """Whether the peer is waited for and has not received that number. It is not if it is away or gone, nor if what
-        it should receive waits for a store that has failed.
-        """
+        it should receive waits for a store that has failed."""
         return self.received_by_peer < number and self.out.is_open and not self.out.away \
             and not self.stream.cannot_store()
 
@@ -207,8 +200,7 @@ cdef class Link:
     def receive(self, list frames not None, double now):
         """Process one message, whose frames this link may keep; the first is `bytes`.
 
-        Raises EnvelopeError when it is invalid; nothing has happened then.
-        """
+        Raises EnvelopeError when it is invalid; nothing has happened then."""
         self.take(frames, now)
 
     cdef int take(self, list frames, double now) except -1:
@@ -297,7 +289,7 @@ cdef class Link:
         cdef bint is_greeting
         read_prefix(first, &prefix)
         if prefix.receiver != <uint32_t>self.own or prefix.sender != <uint32_t>self.peer:
-            raise EnvelopeError(f"message of {prefix.sender} for {prefix.receiver} came to {self.own}, link {self.peer}")
+            raise EnvelopeError(f"{prefix.sender} to {prefix.receiver} came to {self.own} from {self.peer}")
         read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
         is_greeting = prefix.version == VERSION_OF_GREETINGS and (
             head.kind == HELLO or head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation
@@ -308,26 +300,20 @@ cdef class Link:
         return 0
 
     cdef int greeted(self, uint64_t sender_incarnation, bytes first, double now) except -1:
-        cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(first)
         cdef Head head
-        cdef uint64_t stream_id, your_stream, interest
-        cdef uint32_t greeting
+        cdef Greeting greeting
         cdef bint new, reconnect
-        cdef int version, oldest, newest
+        cdef int version
         cdef Stream stream = self.stream
         cdef Outgoing out = self.out
-        read_head(p + PREFIX_BYTES, &head)
-        if len(first) != HEAD_END + GREETING_BYTES or head.kind != HELLO and head.kind != WELCOME:
-            raise EnvelopeError(f"greeting of kind {head.kind} and {len(first)} bytes")
-        p += HEAD_END
-        stream_id, your_stream, interest, greeting = get64(p), get64(p + 8), get64(p + 16), get32(p + 24)
+        read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
+        read_greeting(first, &head, &greeting)
         if sender_incarnation <= self.dead or sender_incarnation < self.peer_incarnation:
             self.traffic.frames_refused += 1
             return 0
-        oldest, newest = versions_of(head.volatile_bytes)
-        version = min(newest, <int>self.versions[1])
-        if version < max(oldest, <int>self.versions[0]):
-            return self.refuse_version(sender_incarnation, oldest, newest)
+        version = min(greeting.newest, <int>self.versions[1])
+        if version < max(greeting.oldest, <int>self.versions[0]):
+            return self.refuse_version(sender_incarnation, greeting.oldest, greeting.newest)
         new = sender_incarnation != self.peer_incarnation
         # after a restart the transport's own back-off would take up to half a second
         reconnect = new and (out.blocked or self.peer_incarnation != 0)
@@ -337,11 +323,11 @@ cdef class Link:
                 stream.tell_done()
             self.adopt(sender_incarnation, version)
         self.heard_at = out.now = now
-        if self.incoming.greeted(stream_id, &head):
+        if self.incoming.greeted(greeting.stream, &head):
             out.prefix = self.prefix_of(self.version, True)
-        if your_stream == stream.id and head.received > stream.sequence and stream.handoff is not None:
+        if greeting.your_stream == stream.id and head.received > stream.sequence and stream.handoff is not None:
             self.begin_anew(&head)
-        elif your_stream == stream.id and head.received <= stream.sequence:
+        elif greeting.your_stream == stream.id and head.received <= stream.sequence:
             self.received_by_peer = head.received
             if head.committed > stream.acknowledged:
                 out.advance(head.committed)
@@ -352,13 +338,13 @@ cdef class Link:
         else:
             stream.go_back(0)
         if head.kind == HELLO:
-            out.waits_for_welcome = greeting
+            out.waits_for_welcome = greeting.number
             if reconnect and self.reconnect is not None:
                 self.reconnect()
             self.say_welcome()
-        if new or head.kind == WELCOME and greeting == self.greeting:
+        if new or head.kind == WELCOME and greeting.number == self.greeting:
             self.welcomed = True
-            self.interest_wanted = interest
+            self.interest_wanted = greeting.interest
             if out.away and not self.stalled:
                 out.away = False
             out.is_open = True
@@ -389,14 +375,8 @@ cdef class Link:
 
     cdef bytes prefix_of(self, int version, bint is_known):
         # of our messages; is_known: the peer's incarnation and stream are
-        cdef Prefix prefix
-        prefix.version = version
-        prefix.your_stream = self.incoming.stream & 0xFFFF if is_known else 0
-        prefix.sender = self.own
-        prefix.receiver = self.peer
-        prefix.sender_incarnation = self.incarnation
-        prefix.receiver_incarnation = self.peer_incarnation if is_known else 0
-        return pack_prefix(&prefix)
+        return pack_prefix(version, self.incoming.stream if is_known else 0, self.own, self.peer, self.incarnation,
+                           self.peer_incarnation if is_known else 0)
 
     cdef int adopt(self, uint64_t incarnation, int version) except -1:
         self.peer_incarnation = incarnation
@@ -408,14 +388,8 @@ cdef class Link:
         return 0
 
     cdef int set_expected(self) except -1:
-        cdef Prefix prefix
-        prefix.version = self.version
-        prefix.your_stream = self.stream.id & 0xFFFF
-        prefix.sender = self.peer
-        prefix.receiver = self.own
-        prefix.sender_incarnation = self.peer_incarnation
-        prefix.receiver_incarnation = self.incarnation
-        self.expected = pack_prefix(&prefix)
+        self.expected = pack_prefix(self.version, self.stream.id, self.peer, self.own, self.peer_incarnation,
+                                    self.incarnation)
         return 0
 
     # ------------------------------------------------------------ our greetings
@@ -425,8 +399,7 @@ cdef class Link:
 
         Messages of the peer may still be in the socket, so its silence is measured anew; also for a peer that was away
         when the pause began: it may have come back, and sent SUBACKs that did not wait for this worker. Where sessions
-        outlive their worker, that also holds for a peer that is dead by now: then its successor must be heard.
-        """
+        outlive their worker, that also holds for a peer that is dead by now: then its successor must be heard."""
         self.out.now = self.out.full_since = self.heard_at = now
         self.ready = False
         self.confirming = self.peer_incarnation != 0 or self.stream.handoff is not None

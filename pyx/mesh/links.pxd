@@ -7,7 +7,6 @@ from pyx.mesh.link cimport Link
 
 cdef class Links:
     cdef readonly dict by_peer
-    cdef list of_worker                 # Link or None, by number of the peer
     cdef object publisher
     cdef object barrier
     cdef readonly list flushes          # of transports that gather what they send

@@ -22,7 +22,6 @@ cdef class Links:
 
     def __cinit__(self, publisher, uint64_t drain_bytes_max):
         self.by_peer = {}
-        self.of_worker = []
         self.publisher = publisher
         self.flushes = []
         self.drain_bytes_max = drain_bytes_max
@@ -30,12 +29,8 @@ cdef class Links:
 
     def add(self, Link link not None, barrier, flush=None):
         """Add a link. `flush` sends what its transport has gathered; None: it sends at once."""
-        cdef Py_ssize_t number = link.peer
         self.barrier = barrier
         self.by_peer[link.peer] = link
-        while len(self.of_worker) <= number:
-            self.of_worker.append(None)
-        self.of_worker[number] = link
         if flush is not None:
             self.flushes.append(flush)
 
@@ -90,9 +85,10 @@ cdef class Links:
         if len(first) < PREFIX_BYTES:
             raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
         number = get32(<const uint8_t*>PyBytes_AS_STRING(first) + SENDER_AT)
-        if number >= <uint64_t>len(self.of_worker) or self.of_worker[number] is None:
+        link = self.by_peer.get(number)
+        if link is None:
             raise EnvelopeError(f"no sibling has the number {number}")
-        return <Link>self.of_worker[number]
+        return <Link>link
 
     cpdef bint read(self) except -1:
         """End the reading of a round. Return whether messages were taken in it."""

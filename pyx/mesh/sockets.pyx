@@ -67,7 +67,7 @@ cdef class Push:
         """Send what was taken, as far as the kernel takes it."""
         cdef ZmtpConnection connection = self.connection
         if connection is not None and connection.out.pending and not connection.waits_for_output:
-            connection.send()
+            connection.send_now()
 
     def receive(self):
         """Read out of turn: the peer's greeting, and its PONGs."""
@@ -113,7 +113,8 @@ cdef class Push:
             except OSError:
                 return
             self.connection = ZmtpConnection(
-                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, None, self._ready, self._sent, self._lost
+                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, None, self._ready, self._sent,
+                self._lost
             )
         self.connection.flush()
 
@@ -133,8 +134,8 @@ cdef class Push:
 @cython.final
 cdef class Pull:
     """The socket on which a worker hears its siblings, bound to the unix socket `path`, from which it displaces a dead
-    predecessor. `may_receive`, `when_message`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and ValueError for a path of
-    more than SOCKET_PATH_BYTES_MAX bytes."""
+    predecessor. `may_receive`, `when_message`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and
+    ValueError for a path of more than SOCKET_PATH_BYTES_MAX bytes."""
 
     cdef object listening
     cdef object watcher

@@ -61,7 +61,7 @@ cdef class Stream:
     cdef list done                          # reported as lost at flush
     cdef list over                          # refused by the full log: reported at flush
 
-    cdef Py_ssize_t count(self) noexcept
+    cdef Py_ssize_t count(self) except -1
     cdef Unacknowledged item(self, Py_ssize_t i)
     cdef Unacknowledged add(self, object part, object payloads, uint64_t nbytes, int64_t ticket, int64_t entries,
                             double now, bint hold)

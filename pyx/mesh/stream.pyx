@@ -102,7 +102,7 @@ cdef class Stream:
         """Return what is not acked, oldest first."""
         return self.items[self.first:]
 
-    cdef Py_ssize_t count(self) noexcept:
+    cdef Py_ssize_t count(self) except -1:
         return len(self.items) - self.first
 
     cdef Unacknowledged item(self, Py_ssize_t i):

@@ -243,8 +243,6 @@ cdef int put_message(Outbox* o, list frames) except -1:
     cdef Py_ssize_t i, last = len(frames) - 1
     cdef object frame, view
     cdef Py_buffer* b
-    cdef uint64_t size
-    cdef uint8_t* p
     cdef uint8_t flags
     for i in range(last + 1):
         frame = frames[i]

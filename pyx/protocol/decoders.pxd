@@ -97,6 +97,8 @@ cdef int decode_pingreq(uint8_t flags, uint32_t n) except -1
 # Returns 3, 4 or 5 if the body of a CONNECT begins with a protocol name and level we serve, else 0: the version of the
 # answer to a CONNECT that decode_connect refuses
 cdef int connect_version(const uint8_t* body, uint32_t n) noexcept nogil
+# the length of the Client Identifier of a CONNECT, and where it is; -1 if that cannot be said. Nothing is checked
+cdef int client_id_of(const uint8_t* body, uint32_t n, const uint8_t** client_id) noexcept nogil
 
 cdef Connect decode_connect(uint8_t flags, const uint8_t* body, uint32_t n)
 cdef Subscribe decode_subscribe(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)

@@ -207,6 +207,29 @@ cdef int connect_version(const uint8_t* body, uint32_t n) noexcept nogil:
     return 0
 
 
+cdef int client_id_of(const uint8_t* body, uint32_t n, const uint8_t** client_id) noexcept nogil:
+    cdef int version = connect_version(body, n)
+    cdef uint32_t at = (12 if version == 3 else 10), properties = 0, i
+    if version == 0 or n < at:
+        return -1
+    if version == 5:
+        for i in range(4):
+            if at == n:
+                return -1
+            properties |= <uint32_t>(body[at] & 0x7F) << 7 * i
+            at += 1
+            if body[at - 1] < 0x80:
+                break
+        if n - at < properties:
+            return -1
+        at += properties
+    if n - at < 2:
+        return -1
+    client_id[0] = body + at + 2
+    n -= at + 2
+    return body[at] << 8 | body[at + 1] if n >= <uint32_t>(body[at] << 8 | body[at + 1]) else -1
+
+
 cdef str _read_str(Cursor* c):
     cdef const uint8_t* text
     cdef int length = read_utf8(c, &text)

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from shards import handoff
+from pyx.io import handing_over
 from shards.listening import CannotListen, ListenOn
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir
@@ -56,7 +56,7 @@ class _Worker:
                     while listening:
                         listening.pop().close()
             if channel.handoff_receive in readable:
-                handed_over = handoff.receive(channel.handoff_receive)
+                handed_over = handing_over.receive(channel.handoff_receive.fileno())
                 if handed_over is not None:
                     self.connections.append(socket.socket(fileno=handed_over.fd))
                     self.answer(self.connections[-1], handed_over.unread.decode())
@@ -99,8 +99,12 @@ class _Worker:
                 reply = [row.cast("Q")[1] for row in channel.rows]
             case "hand":  # hand this connection to worker N, which answers the rest of the line
                 index = int(arguments[0])
-                sent = handoff.send(
-                    channel.handoff_send[index], connection.fileno(), " ".join(arguments[1:]).encode(), 5.0, ("peer", 1)
+                sent = handing_over.send(
+                    channel.handoff_send[index].fileno(),
+                    connection.fileno(),
+                    " ".join(arguments[1:]).encode(),
+                    5.0,
+                    ("peer", 1),
                 )
                 assert sent
                 self.connections.remove(connection)
