@@ -208,7 +208,7 @@ class Supervisor:
             self._handle_signals(came)
 
     def _seconds_until_due(self, now: float) -> float:
-        due = min(now + min(1.0, self._policy.worker_hang_seconds_max / 4), self._requests.due())
+        due = min(now + min(HEARTBEAT_SECONDS, self._policy.worker_hang_seconds_max / 4), self._requests.due())
         for post in self._posts.all:
             if post.fork_at:
                 due = min(due, post.fork_at)

@@ -36,8 +36,8 @@ from shards.listening import Listener
 
 Message = dict[str, Any]
 
-HEARTBEAT_SECONDS = 0.5
-"""Longest interval between two changes of a worker's heartbeat."""
+HEARTBEAT_SECONDS = 2.0
+"""Longest interval between two changes of a process's heartbeat."""
 
 INLINE_BYTES_MAX = 60_000
 _MESSAGE_BYTES_MAX = 65536
@@ -117,7 +117,7 @@ class ControlChannel(_Channel):
     heartbeat: memoryview
     """One u64 (format "Q"), to change at least every HEARTBEAT_SECONDS from the loop itself."""
     supervisor_heartbeat: memoryview
-    """One u64 that the supervisor changes at least every second."""
+    """One u64 that the supervisor changes at least every HEARTBEAT_SECONDS."""
     control: socket.socket
     runtime_dir: str
     settings: Any

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pyx.mesh.link import Link
-
 from broker.config.settings import Limits, Settings
 from broker.logs import Log
 from broker.persistence.handoff_log import StoredLinks, kept_links
@@ -25,6 +23,7 @@ from pyx.core import peer as peers
 from pyx.core.work import callback
 from pyx.delivery.connection import Connection
 from pyx.delivery.session import Session
+from pyx.mesh.link import Link
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore

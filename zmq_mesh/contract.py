@@ -31,6 +31,10 @@ class Transport(Protocol):
     """
 
     @property
+    def is_immediate(self) -> bool:
+        """Whether a message is at its receiver, for `receive` to be read, when it was sent."""
+
+    @property
     def malformed(self) -> int:
         """Number of connections that were closed for what their peer had sent."""
 
@@ -42,8 +46,10 @@ class Transport(Protocol):
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
         """Return the way to a peer. when_writable: called when messages may be taken again, after one was refused."""
 
-    def receive(self) -> None:
-        """Read what is there, without waiting for an event."""
+    def receive(self) -> bool:
+        """Read what is there, without waiting for an event. Return whether that was all that the peers have sent: each
+        is connected, and none waits for room. False: that is not known.
+        """
 
     def go_on(self) -> None:
         """Continue with messages left because `received` wanted no more."""

@@ -28,12 +28,15 @@ class Mesh:
     peers: all configured siblings. incarnation: greater than every earlier one of this worker. The node
 
     - begins every tick with `awake(now)` and reads clients only while it returns True,
-    - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
+    - ends every tick with `flush(now)`,
+    - calls `tick(now)` at least every link_silence_seconds_max / 10, or more rarely while the mesh `is_idle`.
     """
 
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
     _confirming_since = 0.0
     _greetings = 0  # since then
+    heard = False
+    """Whether `receive` has heard anything; the node resets it."""
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Mesh:
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(refusals or {}).get(peer, ()),
                 barrier=self._barrier,
+                rests=transport.is_immediate,
             )
             self.together.add(link, self._barrier, outlet.flush)
 
@@ -96,11 +100,22 @@ class Mesh:
         """Number of malformed messages, and of connections that were closed for what their peer had sent."""
         return self.together.malformed + self.transport.malformed
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sibling waits for this worker, and this worker for none: nothing has to happen before one of them
+        has something to say.
+        """
+        return self.together.is_idle and not self._confirming and not self._barrier.waiting
+
     def receive(self, now: float) -> bool:
-        """Hear siblings out of turn. Return whether there was anything."""
-        self.together.begin(now)
-        self.transport.receive()
-        return self.together.read()
+        """Hear siblings out of turn. Return whether they have said nothing more than was heard by that, and nothing of
+        which an answer is to be awaited.
+        """
+        links, greetings = self.together, self.together.greetings
+        links.begin(now)
+        all_was_read = self.transport.receive()
+        self.heard = links.read() or self.heard
+        return all_was_read and not links.stopped and links.greetings == greetings and self.ready
 
     def flush(self, now: float) -> None:
         """End a tick, when the links have all of it: seal its interest, then send what each link has."""
@@ -109,10 +124,10 @@ class Mesh:
     def tick(self, now: float) -> None:
         """Check heartbeats, silence and stalls."""
         self.awake(now)
+        if self.transport.is_immediate:
+            self.receive(now)  # so that what it says of a sibling's silence is true, however rarely there is a round
         self.transport.tick()
-        self._publisher.seal()
-        for link in self.links.values():
-            link.tick(now)
+        self.together.tick(now)
         self._ticked_at = now
         self._barrier.check(now)
         self.together.send()
@@ -125,8 +140,14 @@ class Mesh:
         siblings may have given up waiting for this worker: it greets each, and reads no client before all that are not
         silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
         on after link_silence_seconds_max and GREETINGS_MAX greetings, as with siblings that are silent.
+
+        An idle worker sends no heartbeats. With a transport that is immediate it need not greet: a sibling that has
+        given up waiting for it has sent it before what it should have known, and then a greeting.
         """
         if now - self._ticked_at <= self._pause_seconds and not self._confirming:
+            return True
+        if not self._confirming and self.transport.is_immediate and self.receive(now):
+            self._ticked_at = now
             return True
         if now - self._ticked_at > self._pause_seconds:
             self._ticked_at = now  # the greetings are as good as heartbeats

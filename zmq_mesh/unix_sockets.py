@@ -30,6 +30,8 @@ def path_of(runtime_dir: str, worker: int) -> str:
 class UnixSockets:
     """Implements `zmq_mesh.contract.Transport`. `runtime_dir` holds the sockets `mesh.<i>`."""
 
+    is_immediate = True
+
     def __init__(self, own: Peer, runtime_dir: str, watcher: Watcher) -> None:
         self._own = own
         self._runtime_dir = runtime_dir
@@ -54,12 +56,11 @@ class UnixSockets:
         """Implements Transport."""
         return self._pull.malformed if self._pull is not None else 0
 
-    def receive(self) -> None:
+    def receive(self) -> bool:
         """Implements Transport."""
         for push in self._pushes:
             push.receive()
-        if self._pull is not None:
-            self._pull.receive()
+        return self._pull is not None and self._pull.receive() and len(self._pull) == len(self._pushes)
 
     def go_on(self) -> None:
         """Implements Transport."""

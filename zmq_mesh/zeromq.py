@@ -88,6 +88,7 @@ class ZeroMq:
     """Implements `zmq_mesh.contract.Transport`. `endpoint`: where a peer listens."""
 
     malformed = 0
+    is_immediate = False
 
     def __init__(self, own: Peer, endpoint: Callable[[Peer], str], watcher: Watcher) -> None:
         self._own = own
@@ -107,7 +108,7 @@ class ZeroMq:
         inlet.bind(self._endpoint(self._own))  # takes the path over from a dead predecessor
         self._inlet = inlet
         self._fileno = cast(int, inlet.getsockopt(zmq.FD))
-        self._watcher.watch_in_round(self._fileno, self.receive)
+        self._watcher.watch_in_round(self._fileno, self.go_on)
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
         """Implements Transport."""
@@ -116,7 +117,12 @@ class ZeroMq:
         self._watcher.watch_in_round(push.fileno, push.look)
         return Outlet(push.send, push.reconnect, None)
 
-    def receive(self) -> None:
+    def receive(self) -> bool:
+        """Implements Transport."""
+        self.go_on()
+        return False
+
+    def go_on(self) -> None:
         """Implements Transport.
 
         PULL takes one message of each peer in turn and cannot skip one: so a peer with more than its share ends the
@@ -141,10 +147,6 @@ class ZeroMq:
                         return
         except zmq.Again:
             return
-
-    def go_on(self) -> None:
-        """Implements Transport."""
-        self.receive()
 
     def tick(self) -> None:
         """Implements Transport: ZeroMQ has its own thread for that."""

@@ -19,7 +19,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +36,16 @@ from broker.logs import Log, StandardLibrary
 from pyx.core import counters
 from pyx.core.counters import Row
 from shards import stacks
+from shards.heartbeats import Heartbeats
 from shards.signals import ignore_with_a_line
+from shards.worker_channel import HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
     from shards.worker_channel import ControlChannel
 
-__all__ = ["Control", "Pulse", "run"]
+__all__ = ["Control", "run"]
 
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS = HEARTBEAT_SECONDS / 2
 _HEARTBEAT_SECONDS_MAX = 3.0
 """A heartbeat unchanged for longer means that the process hangs. Workers beat every 0.1 s, the supervisor every second;
 a process that is restarted at once beats again in time."""
@@ -67,22 +69,6 @@ async def _serve(channel: ControlChannel) -> int:
         await control.close()
 
 
-class Pulse:
-    """Heartbeats, and the time at which each last changed."""
-
-    def __init__(self, beats: Sequence[Callable[[], int]], now: float) -> None:
-        self._beats = beats
-        self._seen = [(beat(), now) for beat in beats]
-
-    def ages(self, now: float) -> list[float]:
-        """Read the heartbeats; return the seconds since each was last seen to change."""
-        for index, beat in enumerate(self._beats):
-            value = beat()
-            if value != self._seen[index][0]:
-                self._seen[index] = (value, now)
-        return [now - at for _, at in self._seen]
-
-
 class Control:
     """The HTTP server and the data of its answers."""
 
@@ -100,7 +86,7 @@ class Control:
         rows = self._rows = [Row(row) for row in channel.rows]
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
-        self._pulse = Pulse(beats, time.monotonic())
+        self._heartbeats = Heartbeats(beats, time.monotonic())
         self._registry = CollectorRegistry()
         names = [each.name for each in channel.settings.listeners]
         self._registry.register(Rows(channel.rows, self._state, names))
@@ -142,7 +128,7 @@ class Control:
 
     def _look(self) -> None:
         self.channel.heartbeat[0] += 1
-        self._pulse.ages(time.monotonic())
+        self._heartbeats.ages(time.monotonic())
         self.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _on_control(self) -> None:
@@ -172,7 +158,7 @@ class Control:
 
     def _state(self) -> BrokerState:
         now = time.monotonic()
-        _, *ages = self._pulse.ages(now)
+        _, *ages = self._heartbeats.ages(now)
         return BrokerState(
             now - self.channel.began,
             [
@@ -184,7 +170,7 @@ class Control:
     def _report(self) -> tuple[dict[str, Any], bool]:
         """Return the common part of /health and /ready, and whether all heartbeats change."""
         now = time.monotonic()
-        supervisor, *ages = self._pulse.ages(now)
+        supervisor, *ages = self._heartbeats.ages(now)
         report = {
             "broker": self._broker,
             "version": broker.__version__,

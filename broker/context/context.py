@@ -124,6 +124,7 @@ class Context:
         if it is one client's.
         """
         call = callback if session is None else partial(self.guard_session, session, callback)
+        self.router.state.is_active = True
         return self.timers.call(self.router.state.now_ms + int(seconds * 1000), call)
 
     def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:

@@ -121,7 +121,7 @@ class StoredLinks(NamedTuple):
     """(number, [(position, reason), ...]) of batches of a sibling's stream with refused entries, in order."""
 
 
-class Batches(Protocol):
+class ReceivesBatches(Protocol):
     """The receiver of siblings' batches (`broker.worker.peering`)."""
 
     def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
@@ -131,7 +131,7 @@ class Batches(Protocol):
         """The store has refusals of these batches, in order."""
 
 
-def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> StoredLinks:
+def kept_links(context: Context, set_aside: SetAside, batches: ReceivesBatches) -> StoredLinks:
     """Read the state of this worker's links from the store; empty for a store in memory. `batches` gets its part."""
     kept = StoredLinks({}, {}, {})
     router, store = context.router, context.store
@@ -155,7 +155,7 @@ def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Store
 
 def _take_position(
     router: Router,
-    batches: Batches,
+    batches: ReceivesBatches,
     kept: StoredLinks,
     peer: Peer,
     refused: dict[int, list[tuple[int, int]]],

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 _EVERY_SWEEP_MS = 1000
+_SWEEPS_AFTER_ACTIVITY = 10
+"""At that pace; a worker that rests is then swept every _EVERY_REST_MS."""
+_EVERY_REST_MS = 5000
 
 
 class Node:
@@ -88,6 +91,8 @@ class Node:
         self._expose()
         context.router.state.handler = self
         context.router.peers.forward_now = self.forward
+        self.may_rest = False  # its worker calls `wake`
+        self._swept_at_rest = 0
         self._sweep()
 
     def _stand_on(self, context: Context) -> None:
@@ -185,7 +190,18 @@ class Node:
         self.connecting.sweep()
         self.recording.sweep()
         self.log.flush()
-        self.timers.call(self.router.state.now_ms + _EVERY_SWEEP_MS, self._sweep)
+        state = self.router.state
+        self._swept_at_rest = 0 if state.is_active or not self.may_rest else self._swept_at_rest + 1
+        state.is_active = False
+        rests = self._swept_at_rest >= _SWEEPS_AFTER_ACTIVITY
+        self._next_sweep = self.timers.call(state.now_ms + (_EVERY_REST_MS if rests else _EVERY_SWEEP_MS), self._sweep)
+
+    def wake(self) -> None:
+        """End a rest: something has happened."""
+        if self._swept_at_rest >= _SWEEPS_AFTER_ACTIVITY:
+            self._swept_at_rest = 0
+            self._next_sweep.cancel()
+            self._next_sweep = self.timers.call(self.router.state.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
     # ------------------------------------------------------------ set by the process around it, and replaceable
 

@@ -13,12 +13,14 @@ from pyx.core import counters as count
 from pyx.core.peer import sibling
 from pyx.core.work import STEP, callback, spend
 from pyx.io.handing_over import HandingOver
+from shards.placement import elsewhere
 
 if TYPE_CHECKING:
     from broker.clients.closing import Closing
     from broker.clients.connecting import Connecting
     from broker.context.context import Context
     from pyx.delivery.connection import Connection
+    from pyx.io.dispatch import Dispatch
     from pyx.io.reactor import Reactor
     from shards.worker_channel import WorkerChannel
 
@@ -48,6 +50,7 @@ class Handoffs:
         context: Context,
         connecting: Connecting,
         closing: Closing,
+        dispatch: Dispatch,
         reactor: Reactor,
     ) -> None:
         self._context = context
@@ -60,6 +63,8 @@ class Handoffs:
             reactor, [each.fileno() for each in channel.handoff_send], channel.handoff_receive.fileno(), self
         )
         self.hand_over, self.take_in = self._passing.hand_over, self._passing.take_in
+        if channel.workers > 1:
+            dispatch.home_of, dispatch.hand_over = elsewhere(channel.index, channel.workers), self.hand_over
         self.reload()
 
     def reload(self) -> None:
@@ -112,6 +117,8 @@ class Handoffs:
             self._closing.unavailable(conn, "its worker is busy")
         else:
             self._waiting.append(_Waiting(conn, worker, raw, deadline_ns))
+            if len(self._waiting) == 1:
+                self._reactor.hurry()  # the timer tries again
 
     def failed(self, worker: int, error: OSError) -> None:
         """Log that a connection could not be sent; it is tried again."""

@@ -6,9 +6,13 @@ the reactor within a budget, routed, committed, acknowledged. What a round has f
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.persistence.handoff_log import kept_links
+from pyx.core import counters as count
+from shards.heartbeats import Heartbeats
+from shards.worker_channel import HEARTBEAT_SECONDS
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.mesh import PAUSE_SHARE, Mesh
 from zmq_mesh.unix_sockets import UnixSockets
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerMesh"]
 
+_HEARTBEAT_SECONDS_MAX = 1.5 * HEARTBEAT_SECONDS
+
 
 class WorkerMesh:
     """The mesh of a worker that has siblings, from its start on."""
@@ -29,6 +35,9 @@ class WorkerMesh:
         context, peering, set_aside = node.context, node.peering, node.set_aside
         self._batches = peering.batches
         self._reactor = reactor
+        self._siblings = node.siblings
+        rows = [count.Row(channel.rows[worker]) for worker in range(channel.workers) if worker != channel.index]
+        self._heartbeats = Heartbeats([partial(row.get, count.HEARTBEAT) for row in rows], time.monotonic())
         kept = kept_links(context, set_aside, peering)
         set_aside.tell()
         limits = context.settings.limits
@@ -70,6 +79,24 @@ class WorkerMesh:
         """Number of malformed frames from siblings, since the start."""
         return self._mesh.frames_malformed
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `tick` may be called rarely: see `zmq_mesh.mesh`."""
+        return self._mesh.is_idle
+
+    def are_siblings_alive(self, now: float) -> bool:
+        """Look at the heartbeats of siblings, because an idle link does not show that one is stopped. One whose heartbeat
+        is late is asked for a sign of life by the next `tick`.
+        """
+        late = [
+            peer
+            for peer, age in zip(self._siblings, self._heartbeats.ages(now), strict=True)
+            if age > _HEARTBEAT_SECONDS_MAX
+        ]
+        for peer in late:
+            self._mesh.links[peer].is_asked = True
+        return not late
+
     def stop_acknowledging(self) -> None:
         """Acknowledge nothing more: the clients are gone, and siblings must not tell their publishers that messages
         have been taken here.
@@ -80,18 +107,26 @@ class WorkerMesh:
         """Whether clients may be served now: not after a pause, until siblings have answered; else they are heard."""
         now = time.monotonic()
         awake = self._mesh.awake(now)
-        self._reactor.trusted_until_ns = int(self._mesh.awake_until * 1e9)
         if not awake:
-            if self._mesh.receive(now):
-                self._batches.heard()
+            self._mesh.receive(now)
+        self._after_hearing()
+        if not awake:
             self._reactor.finish()
         return awake
 
+    def _after_hearing(self) -> None:
+        self._reactor.trusted_until_ns = int(self._mesh.awake_until * 1e9)
+        if self._mesh.heard:
+            self._mesh.heard = False
+            self._batches.heard()
+            self._reactor.finish()
+
     def tick(self, now: float) -> None:
         """Advance the time."""
+        self.are_siblings_alive(now)
         self._mesh.tick(now)
-        self._reactor.trusted_until_ns = int(self._mesh.awake_until * 1e9)
         self._batches.tell_full()
+        self._after_hearing()
 
     def down(self, peer: Peer, incarnation: int) -> None:
         """Note that the supervisor has reaped that incarnation of a sibling."""

@@ -41,9 +41,8 @@ from pyx.io.reactor import Reactor
 from pyx.protocol.wire import refuse_disallowed
 from shards import stacks
 from shards.descriptors import left_for_connections
-from shards.placement import elsewhere
 from shards.signals import ignore_with_a_line
-from shards.worker_channel import WorkerChannel
+from shards.worker_channel import HEARTBEAT_SECONDS, WorkerChannel
 
 if TYPE_CHECKING:
     from broker.config.settings import Settings
@@ -134,22 +133,25 @@ class Worker:
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.reactor.stays = True
         self.reactor.schedule = self._poll_soon
+        self.reactor.hurry = self._schedule_timer
         self._polls_soon = False
         node.opened = self.reactor.start_keep_alive
+        node.may_rest = True
         node.peers_changed = self._peers_changed
         self.hashes = HashPool(settings.limits.auth_threads_max)
         authenticating.submit = self.hashes.submit
         self._mesh: WorkerMesh | None = None
         self._listening = False
         self._stopping = False
-        self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, self.reactor)
+        self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, node.dispatch, self.reactor)
         node.hand_over = self._handoffs.hand_over
-        if channel.workers > 1:
-            node.dispatch.home_of = elsewhere(channel.index, channel.workers)
-            node.dispatch.hand_over = self._handoffs.hand_over
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
-        self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
+        limits = settings.limits
+        self._timer_seconds = min(_TIMER_SECONDS, limits.link_silence_seconds_max / 10)
+        self._idle_seconds = max(self._timer_seconds, min(HEARTBEAT_SECONDS, limits.worker_hang_seconds_max / 4))
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._over_bound: dict[str, tuple[int, str | None]] = {}
         self._schedulers = (Scheduler(self.reactor, self._replaying), Scheduler(self.reactor, node.retaining))
         self._background = BackgroundThread(self.reactor, "archive-reader")
@@ -193,6 +195,7 @@ class Worker:
     def _on_stored(self) -> None:
         """React to the store: writes became durable, or the disk is full, fails or has recovered."""
         self._starting.log_store()
+        self._router.state.is_active = True
         self._router.journal.durable(self.store.collect())
         self._disk.look()
         self.reactor.finish()
@@ -230,6 +233,7 @@ class Worker:
 
     @callback("control")
     def _on_control(self) -> None:
+        self._router.state.is_active = True
         for message in self.channel.messages():
             event = message["event"]
             if event == "stop":
@@ -372,6 +376,21 @@ class Worker:
             return
         now = time.monotonic()
         self.channel.heartbeat[0] += 1
+        if not self._rests(now):
+            self._advance(now)
+        self._timer = None
+        self._schedule_timer()
+
+    def _rests(self, now: float) -> bool:
+        """Whether nothing has happened since the last sweep, and nothing is due."""
+        state = self._router.state
+        if state.is_active or self._handoffs.waits:
+            return False
+        if self._mesh is not None and not (self._mesh.is_idle and self._mesh.are_siblings_alive(now)):
+            return False
+        return state.timers.deadline is None or state.timers.deadline / 1000 > now
+
+    def _advance(self, now: float) -> None:
         if self._mesh is not None:
             self._mesh.tick(now)
         if self._is_awake():  # wills, too, are published by the present interest of siblings
@@ -385,7 +404,25 @@ class Worker:
             if work.COUNTED:
                 self._tell_work()
             self._gauges.update(len(self.reactor), self._mesh.frames_malformed if self._mesh is not None else 0)
-        self.loop.call_later(self._timer_seconds, self._on_timer)
+
+    def _schedule_timer(self) -> None:
+        """Call `_on_timer` when it is needed, which may be earlier than was planned: an idle worker sleeps."""
+        now, seconds = time.monotonic(), self._timer_seconds
+        if self._router.state.is_active:
+            self.node.wake()
+        if not self._handoffs.waits and (self._mesh is None or self._mesh.is_idle):
+            deadline = self._router.state.timers.deadline
+            if deadline is None:
+                seconds = self._idle_seconds
+            else:  # what is due shortly after it is late by no more than usual
+                seconds = max(seconds, min(deadline / 1000 - now + seconds, self._idle_seconds))
+        if self._timer is not None:
+            if now + seconds >= self._timer_at:  # postponed again and again it would never come
+                return
+            self._timer.cancel()
+        self._timer_at = now + seconds
+        self.reactor.timer_ms = int(self._timer_at * 1000)
+        self._timer = self.loop.call_later(seconds, self._on_timer)
 
     def _tell_work(self) -> None:
         """In test builds: log the kinds of callbacks that did more work than allowed (pyx/core/work.pxd)."""

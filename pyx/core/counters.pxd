@@ -17,7 +17,7 @@ from libc.string cimport memcpy
 
 
 cpdef enum:
-    HEARTBEAT                       # ticks of the worker's 100 ms timer
+    HEARTBEAT                       # rises, see shards.worker_channel
     # gauges: from INCARNATION up to CONNECTIONS_ACCEPTED
     INCARNATION                     # microseconds since the epoch at the worker's fork
     CONNECTIONS                     # sockets of clients, before and after the CONNECT

@@ -91,6 +91,7 @@ cdef class Batches:
         cdef Mark mark
         callback_begins(&mark)
         self.counters.at[count.MESH_BATCHES_RECEIVED] += 1
+        self.state.is_active = True
         if self.waiting and peer in self.waiting or self.begun and sequence and peer in self.begun:
             self.rare.later(peer, volatile, sequenced, payloads, sequence)
         else:
@@ -189,6 +190,7 @@ cdef class Batches:
         self.peers.links_due = False
         if self.together is not None:
             self.together.flush(self.state.tick_ns * 1e-9)
+            self.state.needs_timer = not self.together.is_idle
         else:
             self.flush()
 

@@ -79,6 +79,8 @@ cdef class RouterState:
     # connections to be closed for the handler or the router: (connection, reason code, why)
     cdef public list closing
     cdef bint acks_due
+    cdef public bint needs_timer        # a link waits for its sibling: the worker's timer must not be late
+    cdef public bint is_active          # something beside PINGREQs has happened since the last sweep
     cdef public bint divided            # the handler has work to continue at the end of each tick
 
     cdef int output_taken(self, Connection conn, size_t n) except -1

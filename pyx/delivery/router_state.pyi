@@ -23,6 +23,8 @@ class RouterState:
     drops: Drops
     prefixes: Prefixes
     batch_turn: int
+    needs_timer: bool
+    is_active: bool
     """Nanoseconds of work, nominal, after which the rest of a sibling's batch waits."""
     @property
     def subscriptions(self) -> Subscriptions: ...

@@ -35,6 +35,7 @@ cdef class Connections:
             raise
         conn.fd = fd
         self.by_fd[fd] = conn
+        self.state.is_active = True
         listener_places(self.counters.at, listener)[<int>LISTENER_CONNECTIONS] += 1
         return conn
 
@@ -52,6 +53,7 @@ cdef class Connections:
 
     cdef int end(self, Connection conn) except -1:
         conn.state = CLOSED
+        self.state.is_active = True
         if conn.source is not None:
             self.sources.leave(conn)
         self.timers.cancel(&conn.timer)

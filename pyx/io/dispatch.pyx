@@ -326,6 +326,8 @@ cdef class Dispatch:
         cdef uint8_t* o
         cdef uint8_t reason
         cdef int held
+        if packet_type != PINGREQ:
+            self.state.is_active = True
         if packet_type == PUBLISH:
             return self.publishing.publish(conn, flags, p, header, total)
         if n > self.limits.unwalked_bytes:

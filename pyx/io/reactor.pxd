@@ -10,7 +10,7 @@ from pyx.delivery.router_state cimport RouterState
 from pyx.io.acceptor cimport Acceptor
 from pyx.io.connections cimport Connections
 from pyx.io.dispatch cimport Dispatch
-from pyx.io.poller cimport Poller
+from pyx.io.poller cimport Event, Poller
 from pyx.io.sending cimport Sending
 
 
@@ -33,6 +33,8 @@ cdef class Reactor:
     cdef public uint64_t pause_ns
     cdef public uint64_t trusted_until_ns
     cdef public object when_paused      # callable, or None
+    cdef public uint64_t timer_ms       # when `run_timers` will be called, monotonic; 0: every SOON_MS or so
+    cdef public object hurry            # callable: `run_timers` is needed earlier
     cdef uint64_t woke_ms               # when it was last found to have been stopped, and clients were given time
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # return to the event loop after this round
@@ -45,6 +47,7 @@ cdef class Reactor:
     cdef public object when_begun
     cdef public object when_read
 
+    cdef list handle(self, const Event* events, int n, uint64_t until_ns)
     cdef int call(self, list watched) except -1
     cdef int call_one(self, object callback) except -1
     cdef int ready(self, Connection conn, uint32_t what) except -1

@@ -18,6 +18,8 @@ class Reactor:
     leave: bool
     pause_ns: int
     trusted_until_ns: int
+    timer_ms: int
+    hurry: Callable[[], object]
     when_paused: Callable[[], bool] | None
     when_begun: Callable[[], bool] | None
     when_read: Callable[[], object] | None

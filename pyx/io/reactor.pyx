@@ -50,6 +50,17 @@ cdef enum:
     # tenth of the time, however often this process is stopped
     READ_FIRST_MS = 1000
     ROUND_NS = 50_000_000       # for the events of one round
+    SOON_MS = 100               # timers may be so late
+    ACTIVE_MS = 1200            # an active worker is swept every second
+    SLACK_MS = 10               # between this clock and the loop's
+    # A keep-alive of COARSE_MS or more ends at a full second, so that an idle worker wakes up for many at once
+    COARSE_MS = 16_000
+    FULL_SECOND_MS = 1024       # a multiple of the slots of the wheel
+
+
+cdef inline uint64_t end_of_keep_alive(Connection conn) noexcept:
+    cdef uint64_t end = conn.heard + conn.keep_alive_ms
+    return end if conn.keep_alive_ms < COARSE_MS else (end + FULL_SECOND_MS - 1) // FULL_SECOND_MS * FULL_SECOND_MS
 
 
 @cython.final
@@ -72,6 +83,7 @@ cdef class Reactor:
         self.sending = Sending(self.state, self.connections)
         self.watchers = {}
         self.pause_ns = PAUSE_NS
+        self.hurry = _nothing
         self.now()
 
     def __dealloc__(self):
@@ -82,7 +94,9 @@ cdef class Reactor:
         cdef uint64_t before = self.last_ns
         self.last_ns = self.state.tick_ns = monotonic_ns()
         self.state.now_ms = self.last_ns // 1_000_000
-        if self.last_ns - before > PAUSE_NS and self.state.now_ms > self.woke_ms + 10 * READ_FIRST_MS:
+        if self.timer_ms * 1_000_000 > before:      # it has slept until then
+            before = self.timer_ms * 1_000_000
+        if self.last_ns > before + PAUSE_NS and self.state.now_ms > self.woke_ms + 10 * READ_FIRST_MS:
             self.woke_ms = self.state.now_ms
         clock_gettime(CLOCK_REALTIME, &t)
         self.state.clock.us = <uint64_t>t.tv_sec * 1_000_000 + <uint64_t>t.tv_nsec // 1000
@@ -128,7 +142,7 @@ cdef class Reactor:
         if conn.source is not None:
             self.connections.sources.leave(conn)
         if conn.keep_alive_ms:
-            self.timers.schedule(&conn.timer, self.state.now_ms + conn.keep_alive_ms)
+            self.timers.schedule(&conn.timer, end_of_keep_alive(conn))
         else:
             self.timers.cancel(&conn.timer)
 
@@ -145,12 +159,9 @@ cdef class Reactor:
         WAIT_MS after the traffic ended.
         """
         cdef Event[EVENTS] events
-        cdef int n, i, wait = 0
-        cdef uint32_t what
-        cdef uint64_t begun, before, until, until_ns
-        cdef size_t p
-        cdef Connection conn
-        cdef list watched = None
+        cdef int n, wait = 0
+        cdef uint64_t begun, before, until_ns
+        cdef list watched
         cdef Mark mark
         self.in_events = False
         begun = monotonic_ns()
@@ -172,45 +183,55 @@ cdef class Reactor:
                 self.expire()
             if self.when_begun is not None and self.when_begun():
                 self.again = True
-            work(SYSTEM + n * VISIT)
-            until = progress() + ROUND_NS
             self.in_events = True
-            for i in range(n):
-                if i & 7 == 7 and progress() >= until or monotonic_ns() > until_ns:
-                    break                   # the others are reported again
-                p = events[i].tag
-                if p & 3:
-                    if p & 3 == 1:
-                        self.acceptor.accept(<int>(p >> 2))
-                    elif p & 3 == 3:
-                        self.call_one(self.watchers.get(<int>(p >> 2)))
-                    else:
-                        if watched is None:
-                            watched = []
-                        watched.append(self.watchers.get(<int>(p >> 2)))
-                    continue
-                conn = <Connection><void*>p
-                what = events[i].what
-                if conn.state == CLOSED:
-                    continue
-                try:
-                    self.ready(conn, what)
-                except Exception as error:
-                    self.state.fail(conn, error)
+            watched = self.handle(events, n, until_ns)
             if self.when_read is not None:
                 self.when_read()
             self.in_events = False
             self.round_end()
             if watched is not None:
                 self.call(watched)
-                watched = None
             callback_ends(&mark, ROUND)
             if self.leave or self.last_ns - begun > STAY_NS:
                 break
             wait = self.stays and self.last_ns - before < BUSY_NS and not self.again
+            if self.stays and not wait and not self.again and n < EVENTS:
+                break                       # the loop reports what has come meanwhile
         self.leave = False
         if self.again:
             self.schedule()
+
+    cdef list handle(self, const Event* events, int n, uint64_t until_ns):
+        # the events of a round; returns the callbacks of `watch` that are due after its end, None: there are none
+        cdef int i
+        cdef size_t p
+        cdef Connection conn
+        cdef uint64_t until
+        cdef list watched = None
+        work(SYSTEM + n * VISIT)
+        until = progress() + ROUND_NS
+        for i in range(n):
+            if i & 7 == 7 and progress() >= until or monotonic_ns() > until_ns:
+                break                       # the others are reported again
+            p = events[i].tag
+            if p & 3:
+                if p & 3 == 1:
+                    self.acceptor.accept(<int>(p >> 2))
+                elif p & 3 == 3:
+                    self.call_one(self.watchers.get(<int>(p >> 2)))
+                else:
+                    if watched is None:
+                        watched = []
+                    watched.append(self.watchers.get(<int>(p >> 2)))
+                continue
+            conn = <Connection><void*>p
+            if conn.state == CLOSED:
+                continue
+            try:
+                self.ready(conn, events[i].what)
+            except Exception as error:
+                self.state.fail(conn, error)
+        return watched
 
     cdef int ready(self, Connection conn, uint32_t what) except -1:
         if what & WRITABLE:
@@ -298,6 +319,10 @@ cdef class Reactor:
             self.again = True
         if self.connections.graveyard:
             self.connections.graveyard.clear()
+        if self.timer_ms > self.state.now_ms + 2 * SOON_MS and (
+                self.state.needs_timer or self.state.is_active and self.timer_ms > self.state.now_ms + ACTIVE_MS
+                or self.timers.next_deadline() < self.timer_ms - SOON_MS - SLACK_MS):
+            self.hurry()
         return 0
 
     def run_timers(self):
@@ -345,7 +370,7 @@ cdef class Reactor:
                 self.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
                 self.state.handler.keep_alive_timeout(conn)
             else:
-                self.timers.schedule(t, conn.heard + conn.keep_alive_ms)
+                self.timers.schedule(t, end_of_keep_alive(conn))
         return 0
 
     # ------------------------------------------------------------ in
@@ -437,3 +462,7 @@ cdef class Reactor:
         """Resume reading after a decision, if it stopped because too many bytes followed the CONNECT."""
         if conn.not_reading and not conn.paused and conn.state == OPEN:
             self.connections.read_on(conn)
+
+
+def _nothing():
+    pass

@@ -20,6 +20,8 @@ cdef class ZmtpConnection:
     cdef size_t part_len
     cdef bint is_stopped                # whole messages may be among them: `message` has said "no more for now"
     cdef bint waits_for_output          # the kernel's buffer is full
+    cdef uint64_t received              # bytes
+    cdef bint has_spoken                # a message has arrived
     cdef bint heard                     # since the last tick
     cdef uint64_t heard_ms
     cdef object watcher

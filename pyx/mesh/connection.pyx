@@ -180,6 +180,7 @@ cdef class ZmtpConnection:
             if r == 0:
                 return self.lost("the peer has closed the connection", False)
             self.heard = True
+            self.received += <uint64_t>r
             if self.inbound.frame is not None:
                 self.inbound.placed(r)
                 return self.pass_on()
@@ -216,6 +217,7 @@ cdef class ZmtpConnection:
         cdef list frames = self.inbound.message
         if frames is not None:
             self.inbound.message = None
+            self.has_spoken = True
             self.is_stopped = self.when_message(frames)
         return 0
 

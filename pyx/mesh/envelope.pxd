@@ -75,8 +75,8 @@ cdef struct Greeting:
 
 cdef bytes pack_prefix(int version, uint64_t your_stream, uint32_t sender, uint32_t receiver,
                        uint64_t sender_incarnation, uint64_t receiver_incarnation)
-# raises EnvelopeError when the frame is too short for a message, or not ours
-cdef int read_prefix(bytes first, Prefix* prefix) except -1
+# raises EnvelopeError when the frame is too short for a message, or is not one from `peer` to `own`
+cdef int read_prefix(bytes first, uint32_t own, uint32_t peer, Prefix* prefix) except -1
 # returns (volatile part, sequenced part, index of the first payload frame); EnvelopeError if the head disagrees
 cdef tuple split_parts(bytes first, list frames, const Head* head)
 # raises EnvelopeError when the message, whose head this is, is no greeting

@@ -20,7 +20,7 @@ cdef bytes pack_prefix(int version, uint64_t your_stream, uint32_t sender, uint3
     return data[:PREFIX_BYTES]
 
 
-cdef int read_prefix(bytes first, Prefix* prefix) except -1:
+cdef int read_prefix(bytes first, uint32_t own, uint32_t peer, Prefix* prefix) except -1:
     cdef const uint8_t* p = <const uint8_t*>PyBytes_AS_STRING(first)
     if len(first) < HEAD_END:
         raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
@@ -32,6 +32,8 @@ cdef int read_prefix(bytes first, Prefix* prefix) except -1:
     prefix.your_stream = <uint16_t>get16(p + 2)
     prefix.sender = get32(p + 4)
     prefix.receiver = get32(p + 8)
+    if prefix.receiver != own or prefix.sender != peer:
+        raise EnvelopeError(f"{prefix.sender} to {prefix.receiver} came to {own} from {peer}")
     prefix.sender_incarnation = get64(p + 12)
     prefix.receiver_incarnation = get64(p + 20)
     return 0

@@ -42,6 +42,9 @@ cdef class Link:
     cdef uint64_t received_by_peer          # number of our stream up to which it has everything
     cdef public double heard_at
     cdef double hello_at
+    cdef bint rests                         # sends no heartbeats while it is idle
+    cdef bint is_idle                       # when last looked at
+    cdef public bint is_asked               # a sign of life is wanted of the peer, though nothing waits for it
     cdef uint64_t drained                   # bytes that it has sent in the round `drained_in`
     cdef uint64_t drained_in
     cdef double silence
@@ -56,7 +59,6 @@ cdef class Link:
     cdef int take_unexpected(self, bytes first, double now) except -1
     cdef int greeted(self, uint64_t sender_incarnation, bytes first, double now) except -1
     cdef int begin_anew(self, Head* head) except -1
-    cdef int refuse_version(self, uint64_t sender_incarnation, int oldest, int newest) except -1
     cdef bytes prefix_of(self, int version, bint is_known)
     cdef int adopt(self, uint64_t incarnation, int version) except -1
     cdef int set_expected(self) except -1
@@ -64,6 +66,7 @@ cdef class Link:
     cdef int say_welcome(self) except -1
     cdef bint say_greeting(self, uint8_t kind, uint32_t greeting) except -1
     cdef int check_ready(self) except -1
+    cdef bint look_idle(self, double now) except -1
     cdef int check_stall_over(self) except -1
     cdef int leave(self, bint stalled) except -1
     cdef int end(self) except -1

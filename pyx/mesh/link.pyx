@@ -40,11 +40,12 @@ cdef class Link:
     received: (stream, sequence) of the peer's stream that this worker's store has committed, (0, 0) = nothing (see
     `position`). refusals: the stored `refusals`, as (number, [(position, reason), ...]) of each batch. versions: the
     oldest and the newest spoken here. barrier: shared by all links of a worker; None: interest is acknowledged at once.
+    rests: an idle link sends no heartbeats, and expects none.
     """
 
     def __cinit__(self, own, peer, uint64_t incarnation, publisher, events, send, limits, double now, *,
                   reconnect=None, handoff=None, received=(0, 0), refusals=(),
-                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None):
+                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None, rests=False):
         self.own = own
         self.peer = peer
         self.incarnation = incarnation
@@ -65,6 +66,7 @@ cdef class Link:
             self.prefix_of(VERSION_OF_GREETINGS, False), now
         )
         self.greeting = 1
+        self.rests = rests
         self.expected = b""
         self.heard_at = now
         self.hello_at = -INFINITY
@@ -90,11 +92,6 @@ cdef class Link:
         return self.stream.handoff_bytes
 
     @property
-    def refusals(self):
-        """See `Incoming.refusals`."""
-        return self.incoming.refusals
-
-    @property
     def unacknowledged(self):
         """Number of batches and interest updates that the peer has not acked yet, including the hand-off log."""
         return self.stream.count()
@@ -113,8 +110,7 @@ cdef class Link:
 
         ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: number of entries of the
         parts, -1 = counted by the link if it has to drop them. hold: the sequenced part is stored in the hand-off log
-        (which must exist) before it is sent: if this worker dies, its successor sends it.
-        """
+        (which must exist) before it is sent: if this worker dies, its successor sends it."""
         return self.out.submit(volatile, sequenced, payloads_volatile, payloads_sequenced, ticket, entries_volatile,
                                entries_sequenced, hold)
 
@@ -122,8 +118,7 @@ cdef class Link:
         """Note that the batch with this number (from events.batch), and all before it, are committed in full.
 
         refused: (position, reason) of entries of this batch that were not accepted. A number of a peer that is gone is
-        ignored. The ack is sent with the next message, at the latest with `flush`.
-        """
+        ignored. The ack is sent with the next message, at the latest with `flush`."""
         self.incoming.commit(sequence, refused)
 
     def position(self, uint64_t sequence):
@@ -136,8 +131,7 @@ cdef class Link:
         """Send, at the end of the tick, interest, messages that the transport refused before, and acks; then call
         events left by submit.
 
-        Return True when something still waits for the transport (call again when its descriptor is readable).
-        """
+        Return True when something still waits for the transport (call again when its descriptor is readable)."""
         cdef Outgoing out = self.out
         cdef Stream stream = self.stream
         out.now = now
@@ -170,11 +164,13 @@ cdef class Link:
         self.incoming.interest_acked = number
         self.incoming.owe = True
 
-    def tick(self, double now):
-        """Check heartbeat, silence, stall and greeting. Call it at least every link_silence_seconds_max / 10."""
+    def tick(self, double now, bint says=True):
+        """Check heartbeat, silence, stall and greeting, ten times in a silence or more, unless idle. says: even so."""
         cdef Outgoing out = self.out
         cdef double pause = self.silence / 5.0
         out.now = now
+        if self.look_idle(now):
+            self.heard_at = now
         if self.peer_incarnation and now - self.heard_at > self.silence and \
                 (not out.away or self.stalled or self.has_answered or self.confirming):
             self.leave(False)
@@ -186,7 +182,7 @@ cdef class Link:
             self.check_stall_over()
         if not self.welcomed and now - self.hello_at >= (pause if out.away else pause / 3.0):
             self.say_hello()
-        elif out.is_open and now - out.said_at >= pause * 0.75:
+        elif out.is_open and now - out.said_at >= pause * 0.75 and (says or not self.is_idle):
             out.ack()
         self.flush(now)
 
@@ -236,6 +232,9 @@ cdef class Link:
             )
         volatile, sequenced, index = split_parts(first, frames, head)
         self.heard_at = out.now = now
+        self.is_asked = False
+        if now - out.said_at >= self.silence / 10.0:
+            incoming.owe = True             # it may be waiting for a sign of life
         fresh = head.frame > incoming.frames_seen
         if fresh:
             incoming.frames_seen = head.frame
@@ -286,15 +285,10 @@ cdef class Link:
         # a message whose prefix is not that of the known pair: a new incarnation's greeting, or to be refused
         cdef Head head
         cdef Prefix prefix
-        cdef bint is_greeting
-        read_prefix(first, &prefix)
-        if prefix.receiver != <uint32_t>self.own or prefix.sender != <uint32_t>self.peer:
-            raise EnvelopeError(f"{prefix.sender} to {prefix.receiver} came to {self.own} from {self.peer}")
+        read_prefix(first, self.own, self.peer, &prefix)
         read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
-        is_greeting = prefix.version == VERSION_OF_GREETINGS and (
-            head.kind == HELLO or head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation
-        )
-        if is_greeting:
+        if prefix.version == VERSION_OF_GREETINGS and (
+                head.kind == HELLO or head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation):
             return self.greeted(prefix.sender_incarnation, first, now)
         self.traffic.frames_refused += 1
         return 0
@@ -313,7 +307,11 @@ cdef class Link:
             return 0
         version = min(greeting.newest, <int>self.versions[1])
         if version < max(greeting.oldest, <int>self.versions[0]):
-            return self.refuse_version(sender_incarnation, greeting.oldest, greeting.newest)
+            self.traffic.frames_refused += 1
+            if sender_incarnation != self.foreign:
+                self.foreign = sender_incarnation
+                self.events.incompatible(self.peer, greeting.oldest, greeting.newest)
+            return 0
         new = sender_incarnation != self.peer_incarnation
         # after a restart the transport's own back-off would take up to half a second
         reconnect = new and (out.blocked or self.peer_incarnation != 0)
@@ -366,13 +364,6 @@ cdef class Link:
             self.say_hello()
         return 0
 
-    cdef int refuse_version(self, uint64_t sender_incarnation, int oldest, int newest) except -1:
-        self.traffic.frames_refused += 1
-        if sender_incarnation != self.foreign:
-            self.foreign = sender_incarnation
-            self.events.incompatible(self.peer, oldest, newest)
-        return 0
-
     cdef bytes prefix_of(self, int version, bint is_known):
         # of our messages; is_known: the peer's incarnation and stream are
         return pack_prefix(version, self.incoming.stream if is_known else 0, self.own, self.peer, self.incarnation,
@@ -422,8 +413,7 @@ cdef class Link:
         return 0
 
     cdef bint say_greeting(self, uint8_t kind, uint32_t greeting) except -1:
-        cdef uint32_t versions = <uint32_t>self.versions[0] | <uint32_t>self.versions[1] << 8
-        return self.out.greet(kind, greeting, versions,
+        return self.out.greet(kind, greeting, <uint32_t>self.versions[0] | <uint32_t>self.versions[1] << 8,
                               self.prefix_of(VERSION_OF_GREETINGS, True) if self.peer_incarnation else self.out.prefix)
 
     # ------------------------------------------------------------ the peer's state
@@ -435,6 +425,16 @@ cdef class Link:
             self.confirming = self.has_answered = False
             self.events.ready(self.peer)
         return 0
+
+    cdef bint look_idle(self, double now) except -1:
+        # Whether neither side waits for the other. One that waits is silent from now on at the earliest
+        cdef Outgoing out = self.out
+        cdef bint idle = self.rests and self.ready and self.welcomed and not self.confirming and not self.owe_hello \
+            and not self.is_asked and self.taken == out.interest_sent and out.is_idle()
+        if self.is_idle and not idle:
+            self.heard_at = now
+        self.is_idle = idle
+        return idle
 
     cdef int check_stall_over(self) except -1:
         # return to direct sending: the peer has taken all batches in flight at the stall, and the log is empty

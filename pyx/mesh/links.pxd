@@ -16,8 +16,10 @@ cdef class Links:
     cdef readonly uint64_t drain_bytes_max
     cdef double now                     # of this round
     cdef uint64_t rounds
-    cdef bint stopped                   # some messages were left in this round
+    cdef readonly bint stopped          # some messages were left in this round
     cdef bint heard                     # some were taken
+    cdef readonly bint is_idle          # no link waits for its sibling, as of the last flush
+    cdef readonly uint64_t greetings    # messages that were received
     cdef public uint64_t malformed
 
     cpdef bint begin(self, double now) except -1

@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.little_endian cimport get32
 from pyx.mesh.contract import EnvelopeError
-from pyx.mesh.envelope cimport PREFIX_BYTES
+from pyx.mesh.envelope cimport PREFIX_BYTES, WELCOME
 
 cdef enum:
     SENDER_AT = 4                   # in the prefix
@@ -64,6 +64,8 @@ cdef class Links:
         self.heard = True
         try:
             link = self.of(first)
+            if len(first) > PREFIX_BYTES and <uint8_t>first[PREFIX_BYTES] <= WELCOME:
+                self.greetings += 1
             link.take(frames, self.now)
         except EnvelopeError:
             self.malformed += 1
@@ -107,9 +109,23 @@ cdef class Links:
             self.publisher.seal()
         if self.barrier is not None and self.barrier.waiting:
             self.barrier.submitted(now)
+        self.is_idle = True
         for link in self.by_peer.values():
             link.flush(now)
+            if not link.look_idle(now):
+                self.is_idle = False
         self.send()
+
+    def tick(self, double now):
+        """Advance the time of all links. While siblings are not read, each is told that this worker lives."""
+        cdef Link link
+        cdef bint says = self.stopped or self.is_full is not None and self.is_full()
+        self.publisher.seal()
+        self.is_idle = True
+        for link in self.by_peer.values():
+            link.tick(now, says)
+            if not link.look_idle(now):
+                self.is_idle = False
 
     def send(self):
         """Send what the transports have gathered."""

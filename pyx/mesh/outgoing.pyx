@@ -81,6 +81,11 @@ cdef class Outgoing:
         self.waiting = deque()
         self.flight = deque()
 
+    cdef bint is_idle(self) except -1:
+        # whether nothing waits to be sent, or to be acknowledged by the peer, and nothing is owed to it
+        return not self.stream.count() and not self.volatile_bytes and not self.incoming.owe and not self.away \
+            and not self.full and not self.blocked and not self.waits_for_welcome
+
     cdef uint64_t outbox(self) noexcept:
         # bytes that the peer has not taken yet
         return self.stream.outbox_bytes + self.volatile_bytes
@@ -345,9 +350,7 @@ cdef class Outgoing:
         head.acknowledged = stream.acknowledged
         head.frames_seen = incoming.frames_seen
         head.taken = incoming.interest_acked
-        size = HEAD_END + count * REFUSAL_BYTES
-        if first is not None:
-            size += size_of(first)
+        size = HEAD_END + count * REFUSAL_BYTES + (size_of(first) if first is not None else 0)
         if second is not None:
             size += size_of(second)
         work(OBJECT + size // 1024 * KIBI)

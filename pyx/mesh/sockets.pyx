@@ -144,6 +144,7 @@ cdef class Pull:
     cdef ReceiveBuffer buffer
     cdef dict connections               # by number
     cdef uint64_t accepted
+    cdef uint64_t surely_had_room       # bytes
     cdef readonly uint64_t malformed    # connections that were closed for what their peer had sent
 
     def __cinit__(self, str path not None, watcher, may_receive, when_message, ReceiveBuffer buffer not None):
@@ -161,6 +162,8 @@ cdef class Pull:
         except BaseException:
             self.listening.close()
             raise
+        # a message of 106 bytes, the shortest of the mesh, takes at least 768 bytes of the buffer
+        self.surely_had_room = self.listening.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 32
         watcher.watch_in_round(self.listening.fileno(), self.accept)
 
     def __len__(self):
@@ -200,10 +203,21 @@ cdef class Pull:
             (<ZmtpConnection>connection).go_on()
 
     def receive(self):
-        """Accept and read out of turn: for a caller that does not wait for events now."""
+        """Accept and read out of turn: for a caller that does not wait for events now. Return whether that was all that
+        these peers had to say: each has spoken before, and none can have waited for room in its socket."""
+        cdef ZmtpConnection connection
+        cdef uint64_t before
+        cdef bint is_all = True
         self.accept()
-        for connection in list(self.connections.values()):
-            (<ZmtpConnection>connection).ready()
+        for each in list(self.connections.values()):
+            connection = each
+            before = connection.received
+            if not connection.has_spoken:
+                is_all = False
+            connection.ready()
+            if connection.received - before > self.surely_had_room or connection.is_stopped:
+                is_all = False
+        return is_all
 
     def tick(self, uint64_t now_ms):
         """Close connections whose peer is silent for longer than it has promised. `now_ms`: of the monotonic clock."""

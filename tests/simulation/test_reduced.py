@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyx.mesh.link import Link
-
 from broker.config.settings import Limits, Settings
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
 from pyx.core.peer import sibling
 from pyx.delivery.connection import Connection
+from pyx.mesh.link import Link
 from shards.placement import home
 from tests import wire
 from tests.simulation.workers import QuietLog

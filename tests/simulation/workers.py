@@ -24,8 +24,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyx.mesh.link import Link
-
 from broker.logs import Log
 from broker.persistence.handoff_log import kept_links
 from broker.worker.core import Node
@@ -34,6 +32,7 @@ from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
 from pyx.core.peer import Peer, sibling
 from pyx.delivery.connection import Connection
+from pyx.mesh.link import Link
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
@@ -112,6 +111,7 @@ class SimulatedTransport:
     """The channels of one worker as the transport of its mesh; the worker passes on what arrives."""
 
     malformed = 0
+    is_immediate = False
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -124,8 +124,9 @@ class SimulatedTransport:
         channel = self._worker.world.channels[self._worker.index, peer]
         return Outlet(channel.send, channel.reconnect, None)
 
-    def receive(self) -> None:
+    def receive(self) -> bool:
         """Implements Transport."""
+        return False
 
     def go_on(self) -> None:
         """Implements Transport."""

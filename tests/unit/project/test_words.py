@@ -49,12 +49,15 @@ SAME_NAME = {
     "Connection": "a connection: of the broker, and of the load generator",
     "Entry": "an entry: of a table in memory, and of a batch between peers in Cython and Python",
     "Event": "a record of an event; of the poller it is the kernel's term",
+    "Greeting": "of a link, packed in C, and described",
+    "Head": "of a mesh message, packed in C, and described",
     "Kind": "a small enumeration of its module",
     "Limits": "the settings, and the data path's copy of them",
     "Listener": "a listener: as configured, and as opened; in load tests a role that only listens",
     "Message": "a message: of the broker, and of the load generator",
     "Node": "the core of a worker; of a trie it is the field's term",
     "Page": "a page of the archive; of memory it is the field's term",
+    "Prefix": "of a mesh message, packed in C, and described",
     "Publish": "a packet: decoded in the data path, and as an object for Python",
     "QueueRule": "the settings, and the data path's copy of them",
     "Result": "the result of a match, and of a run of the load generator",
@@ -70,6 +73,7 @@ SAME_NAME = {
     "Steps": "steps of work, and steps of a load",
     "Subscribing": "one concept in two layers: decisions, and the data path",
     "Table": "a hash table, and a table of Spark",
+    "Transport": "carries the mesh, and a client under load",
 }
 
 

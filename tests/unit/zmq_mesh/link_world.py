@@ -5,9 +5,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyx.mesh.link import Link
-
 from pyx.core.peer import sibling
+from pyx.mesh.link import Link
 from zmq_mesh import envelope
 from zmq_mesh.contract import HandoffLog, LinkLimits, Undelivered
 from zmq_mesh.envelope import (

@@ -356,7 +356,7 @@ def test_refused_entries_arrive_before_the_ack_even_when_messages_are_lost() -> 
     assert len(world.workers[0].refusals) == len({r[1] for r in world.workers[0].refusals})
     assert len(world.workers[0].refusals) in (20, 21)
     world.check_quiet()
-    assert not world.workers[1].links[0].refusals
+    assert not world.workers[1].links[0].incoming.refusals
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -376,7 +376,7 @@ def test_a_refusal_survives_its_worker_as_the_position_does(kept: bool) -> None:
     sender.links[1].down(1)
     world.network.cut.clear()
     world.workers[1] = world.start(
-        1, 2, received=dead.committed, kept_refusals={0: dead.links[0].refusals} if kept else {}
+        1, 2, received=dead.committed, kept_refusals={0: dead.links[0].incoming.refusals} if kept else {}
     )
     world.run(1.0)
     assert world.workers[1].sequenced[0] == []

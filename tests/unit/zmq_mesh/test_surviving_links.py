@@ -4,8 +4,8 @@ from collections import defaultdict, deque
 from typing import Any
 
 import pytest
-from pyx.mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
 
+from pyx.mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
 from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both
 from zmq_mesh import envelope
 from zmq_mesh.contract import HandoffLog

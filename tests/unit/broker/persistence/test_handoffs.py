@@ -7,12 +7,12 @@ from struct import Struct
 from typing import Any
 
 import pytest
-from pyx.mesh.link import Link
 
 from broker.persistence.handoff_log import StoredHandoff, StoredLinks, kept_links
 from broker.worker.core import Node
 from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
+from pyx.mesh.link import Link
 from pyx.protocol.message import Message
 from pyx.storage.entries import pack_messages, without_sibling_messages
 from tests.kept_store import KeptStore

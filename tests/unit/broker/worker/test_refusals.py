@@ -41,7 +41,7 @@ def test_all_entries_of_a_batch_are_refused(entries: int) -> None:
     assert world.submit(0, 1) == first + 1
     world.run(0.3)
     assert sender.acked[1] == first + 1
-    assert not receiver.links[0].refusals
+    assert not receiver.links[0].incoming.refusals
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -63,7 +63,7 @@ def test_more_refusals_than_one_message_carries(lost: bool) -> None:
     assert sender.acked[1] == tickets[-1]
     assert max(Counter(sender.refusals).values()) == 1
     assert len(sender.refusals) == sum(refused.values()) > 1000
-    assert not receiver.links[0].refusals
+    assert not receiver.links[0].incoming.refusals
     assert receiver.known[0] >= max(refused)
 
 
@@ -113,14 +113,14 @@ def test_more_entries_are_refused_than_16_bits_count(keeps: bool) -> None:
     if keeps:
         kept = left.stored()
         assert sum(len(refused) for _, refused in kept) == MANY
-        assert left.host.nodes[1].links[sibling(0)].refusals == kept
+        assert left.host.nodes[1].links[sibling(0)].incoming.refusals == kept
     left.here.send(wire.subscribe(4, 9, ("$share/g/s", 1)))
     left.host.held.clear()
     got = left.here.receive()
     assert Counter(packet.payload for packet in got) == {b"%d" % i: 1 for i in range(MANY)}
     for publisher in left.publishers:
         assert [packet.reason for packet in publisher.packets] == [0] * (MANY // 2)
-    assert not left.host.nodes[1].links[sibling(0)].refusals
+    assert not left.host.nodes[1].links[sibling(0)].incoming.refusals
     if keeps:
         assert not left.stored()
     left.host.check_books()

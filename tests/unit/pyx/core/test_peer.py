@@ -123,7 +123,7 @@ def test_workers_of_two_hosts_have_a_link() -> None:
         assert {peer for _, peer in each.told} == {ends[1 - at]}
         assert {"ready", "acknowledged"} <= {name for name, _ in each.told}
     stranger = envelope.pack_prefix(peer_of(1, 2), ends[1], 1, 1) + bytes(envelope.HEAD.size)
-    with pytest.raises(EnvelopeError, match=f"^message of {peer_of(1, 2)} for {ends[1]} came"):
+    with pytest.raises(EnvelopeError, match=f"^{peer_of(1, 2)} to {ends[1]} came"):
         links[1].receive([stranger], now)
 
 
