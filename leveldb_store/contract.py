@@ -192,6 +192,11 @@ class Store(Protocol):
     def events_bytes(self) -> int:
         """Return the size of all events, keys and values."""
 
+    def gather(self) -> Callable[[], None]:
+        """Write nothing any more before the returned function is called: when a round has sent its output, so that the
+        writer's thread and the loop's do not need the interpreter at once.
+        """
+
     def fileno(self) -> int:
         """Return the descriptor that is readable when tickets became durable, or `failed` or `full` changed; -1 = never
         (`immediate`).

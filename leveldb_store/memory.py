@@ -86,6 +86,10 @@ class MemoryStore:
         """Return 0."""
         return 0
 
+    def gather(self) -> Callable[[], None]:
+        """Return a function that does nothing."""
+        return lambda: None
+
     def fileno(self) -> int:
         """Return -1: there is nothing to wait for."""
         return -1

@@ -177,6 +177,10 @@ class LevelStore:
         """Implements Store."""
         return self._trimmer.held
 
+    def gather(self) -> Callable[[], None]:
+        """Implements Store."""
+        return self._writer.gather()
+
     def fileno(self) -> int:
         """Implements Store."""
         return self._writer.fileno()

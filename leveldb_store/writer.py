@@ -102,6 +102,8 @@ class Writer:
         self._database = database
         self._say = say
         self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._gathers = False
+        self._gathered: list[Work] = []
         self._stop = threading.Event()
         self._broken: BaseException | None = None
         self._trimmed: dict[int, int] = {}
@@ -130,7 +132,21 @@ class Writer:
     def hand_over(self, work: Work) -> None:
         """Queue work."""
         self._handed_over += work.size
-        self._queue.put(work)
+        if self._gathers:
+            self._gathered.append(work)
+        else:
+            self._queue.put(work)
+
+    def gather(self) -> Callable[[], None]:
+        """Queue no work any more before the returned function is called; see `contract.Store.gather`."""
+        self._gathers = True
+        return self._queue_gathered
+
+    def _queue_gathered(self) -> None:
+        if self._gathered:
+            for work in self._gathered:
+                self._queue.put(work)
+            self._gathered.clear()
 
     @property
     def unwritten(self) -> int:
@@ -153,6 +169,8 @@ class Writer:
 
     def close(self) -> None:
         """Write all queued work, unless the disk refuses, and end."""
+        self._queue_gathered()
+        self._gathers = False
         self._stop.set()
         self._queue.put(None)
         self._thread.join()
@@ -202,6 +220,7 @@ class Writer:
         if batches and not self._write(batches, size, is_synced):
             return False
         self._done += size
+        self._tell_durable(works)
         for work in works:
             self._learn(work)
         self._retention.compact(self.full is not None)
@@ -252,9 +271,14 @@ class Writer:
             self._retention.learn(work.archived)
         if work.events is not None:
             self._events.written(work.events_end)
-        if work.ticket:
-            self.durable = work.ticket
-            os.eventfd_write(self._event, 1)
+
+    def _tell_durable(self, works: list[Work]) -> None:
+        # first of all that follows a write: the loop wakes up meanwhile
+        for work in reversed(works):
+            if work.ticket:
+                self.durable = work.ticket
+                os.eventfd_write(self._event, 1)
+                return
 
     def _write(self, batches: list[plyvel.WriteBatch], size: int, fsync: bool) -> bool:
         # returns when it is written; False: stopped before

@@ -6,7 +6,36 @@ import select
 import time
 from collections.abc import Callable
 
+from pyx.mesh.receiver import EventReceiver, Receiver
+
 SECONDS = 30.0
+
+
+class Keeps(Receiver):
+    """Keeps all messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[bytes]] = []
+
+    def received(self, frames: list[bytes]) -> bool:
+        """Keep a message."""
+        self.messages.append(frames)
+        return False
+
+
+class Worked(EventReceiver):
+    """Batches are events of the links, and the test says how much the worker has to do."""
+
+    sated = False
+    full = False
+
+    def is_sated(self) -> bool:
+        """Return whether this round has taken enough."""
+        return self.sated
+
+    def is_full(self) -> bool:
+        """Return whether nothing more should be read."""
+        return self.full
 
 
 class Rounds:

@@ -159,6 +159,7 @@ class Host:
             received=kept.received.get(peer, (0, 0)),
             refusals=kept.refusals.get(peer, ()),
             barrier=self.barriers[node.index],
+            batches=node.peering.batches,
         )
 
     @callback("forward")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import Final, Protocol
 
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
@@ -57,8 +57,8 @@ class Barrier:
     def __init__(self, links: Mapping[Peer, PeerLink], seconds_max: float) -> None:
         self._links = links
         self._seconds_max = seconds_max
-        self.waiting: deque[_Waiting] = deque()
-        """Empty as a rule: callers look before they call."""
+        self.waiting: Final[deque[_Waiting]] = deque()
+        """Empty as a rule: callers look before they call. It is always the same object."""
 
     def interest_arrived(self, peer: Peer, number: int, now: float) -> None:
         """Note that interest of this peer has arrived, up to this number."""
@@ -70,7 +70,9 @@ class Barrier:
 
     def forget(self, peer: Peer) -> None:
         """Note that the peer's incarnation is dead: nothing is acknowledged to it, nor has it to receive anything."""
-        self.waiting = deque(each for each in self.waiting if each.peer != peer)
+        others = [each for each in self.waiting if each.peer != peer]
+        self.waiting.clear()
+        self.waiting.extend(others)
         for each in self.waiting:
             if each.outstanding is not None:
                 each.outstanding.pop(peer, None)

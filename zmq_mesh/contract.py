@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from pyx.core.peer import Peer
 from pyx.mesh.contract import WHOLE_BATCH, Buffer, LinkLimits, Payload, Undelivered
+from pyx.mesh.receiver import Receiver
 from zmq_mesh.interest import Change
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 class Outlet(NamedTuple):
     """The way to one peer. send: takes the frames of one message and returns whether they will be sent, all or none.
     reconnect: connects anew at once; what waits in the old connection is lost. flush: sends what was gathered; None:
-    nothing is.
+    nothing is, or `send` is a `Push`, whose `flush` is known.
     """
 
     send: Callable[[list[Buffer]], bool]
@@ -38,10 +39,8 @@ class Transport(Protocol):
     def malformed(self) -> int:
         """Number of connections that were closed for what their peer had sent."""
 
-    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
-        """Receive messages from now on. may_receive: whether to read now. received: takes the frames of a message, and
-        returns True if no more of that peer should be taken in this round.
-        """
+    def listen(self, receiver: Receiver) -> None:
+        """Receive messages from now on, for this receiver."""
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
         """Return the way to a peer. when_writable: called when messages may be taken again, after one was refused."""
@@ -52,7 +51,7 @@ class Transport(Protocol):
         """
 
     def go_on(self) -> None:
-        """Continue with messages left because `received` wanted no more."""
+        """Continue with messages left because the receiver wanted no more."""
 
     def tick(self) -> None:
         """Connect again, and close connections that are silent."""

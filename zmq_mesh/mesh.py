@@ -9,8 +9,9 @@ from typing import Final
 from pyx.core.peer import Peer
 from pyx.mesh.link import Link
 from pyx.mesh.links import Links
+from pyx.mesh.receiver import BatchReceiver
 from zmq_mesh.barrier import Barrier
-from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Outlet, Transport
+from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Transport
 from zmq_mesh.interest import Publisher
 
 __all__ = ["GREETINGS_MAX", "PAUSE_SHARE", "Mesh"]
@@ -53,21 +54,21 @@ class Mesh:
         received: dict[Peer, tuple[int, int]] | None = None,
         refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]] | None = None,
         drain_bytes_max: int = 1024 * 1024,
+        batches: BatchReceiver | None = None,
     ) -> None:
         self.own = own
         self.limits = limits
         self.transport = transport
-        self.together = Links(publisher, drain_bytes_max)
+        self.together = Links(publisher, drain_bytes_max, batches)
         self.links: dict[Peer, Link] = self.together.by_peer
         self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
         self._publisher = publisher
         self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
         self._ticked_at = now
-        self._outlets: dict[Peer, Outlet] = {}
-        transport.listen(self.together.may_receive, self.together.received)
+        transport.listen(self.together)
         self.together.go_on = transport.go_on
         for peer in peers:
-            outlet = self._outlets[peer] = transport.connect(peer, self._when_writable(peer))
+            outlet = transport.connect(peer, self._when_writable(peer))
             link = Link(
                 own,
                 peer,
@@ -83,15 +84,14 @@ class Mesh:
                 refusals=(refusals or {}).get(peer, ()),
                 barrier=self._barrier,
                 rests=transport.is_immediate,
+                batches=batches,
             )
             self.together.add(link, self._barrier, outlet.flush)
 
     def _when_writable(self, peer: Peer) -> Callable[[], None]:
         def writable() -> None:
             self.links[peer].writable(time.monotonic())
-            flush = self._outlets[peer].flush
-            if flush is not None:
-                flush()
+            self.together.send()
 
         return writable
 
@@ -105,7 +105,7 @@ class Mesh:
         """Whether no sibling waits for this worker, and this worker for none: nothing has to happen before one of them
         has something to say.
         """
-        return self.together.is_idle and not self._confirming and not self._barrier.waiting
+        return self.together.look_idle(time.monotonic()) and not self._confirming and not self._barrier.waiting
 
     def receive(self, now: float) -> bool:
         """Hear siblings out of turn. Return whether they have said nothing more than was heard by that, and nothing of
@@ -148,6 +148,8 @@ class Mesh:
             return True
         if not self._confirming and self.transport.is_immediate and self.receive(now):
             self._ticked_at = now
+            for link in self.links.values():
+                link.heard_at = now  # it was not silent: this worker did not listen
             return True
         if now - self._ticked_at > self._pause_seconds:
             self._ticked_at = now  # the greetings are as good as heartbeats

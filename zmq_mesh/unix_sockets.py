@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pyx.core.peer import Peer
 from pyx.mesh.connection import ReceiveBuffer
 from pyx.mesh.contract import Watcher
+from pyx.mesh.receiver import Receiver
 from pyx.mesh.sockets import SOCKET_PATH_BYTES_MAX, Pull, Push
 from zmq_mesh.contract import Outlet
 
@@ -40,16 +41,16 @@ class UnixSockets:
         self._pushes: list[Push] = []
         self._pull: Pull | None = None
 
-    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+    def listen(self, receiver: Receiver) -> None:
         """Implements Transport."""
         path = path_of(self._runtime_dir, self._own)
-        self._pull = Pull(path, self._watcher, may_receive, received, self._buffer)
+        self._pull = Pull(path, self._watcher, receiver, self._buffer)
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
         """Implements Transport."""
         push = Push(path_of(self._runtime_dir, peer), self._watcher, when_writable, self._buffer)
         self._pushes.append(push)
-        return Outlet(push.send, push.reconnect, push.flush)
+        return Outlet(push, push.reconnect, None)
 
     @property
     def malformed(self) -> int:

@@ -19,6 +19,7 @@ import zmq
 
 from pyx.core.peer import Peer
 from pyx.mesh.contract import Watcher
+from pyx.mesh.receiver import Receiver
 from zmq_mesh.contract import Buffer, Outlet
 from zmq_mesh.envelope import MORE, PREFIX_BYTES
 
@@ -99,9 +100,9 @@ class ZeroMq:
         self._inlet: zmq.Socket[bytes] | None = None
         self._fileno = -1
 
-    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+    def listen(self, receiver: Receiver) -> None:
         """Implements Transport."""
-        self._may_receive, self._received = may_receive, received
+        self._receiver = receiver
         inlet = self._context.socket(zmq.PULL)
         inlet.setsockopt(zmq.RCVHWM, HIGH_WATER)
         inlet.setsockopt(zmq.LINGER, 0)
@@ -128,7 +129,7 @@ class ZeroMq:
         PULL takes one message of each peer in turn and cannot skip one: so a peer with more than its share ends the
         round for all, and the next round continues after it.
         """
-        if self._inlet is None or not self._may_receive():
+        if self._inlet is None or not self._receiver.may_receive():
             return
         socket = self._inlet
         looked = False
@@ -138,7 +139,7 @@ class ZeroMq:
                 frames: list[Any] = [first]
                 if len(first) > _FLAGS_AT and first[_FLAGS_AT] & MORE and socket.getsockopt(zmq.RCVMORE):
                     frames += socket.recv_multipart(_NOBLOCK)
-                if self._received(frames):
+                if self._receiver.received(frames):
                     return
                 if not looked:
                     # One message per wake-up is the usual case without load: EVENTS costs half of an Again.

@@ -35,6 +35,7 @@ class WorkerMesh:
         context, peering, set_aside = node.context, node.peering, node.set_aside
         self._batches = peering.batches
         self._reactor = reactor
+        self._state = context.router.state
         self._siblings = node.siblings
         rows = [count.Row(channel.rows[worker]) for worker in range(channel.workers) if worker != channel.index]
         self._heartbeats = Heartbeats([partial(row.get, count.HEARTBEAT) for row in rows], time.monotonic())
@@ -60,14 +61,13 @@ class WorkerMesh:
             received=kept.received,
             refusals=kept.refusals,
             drain_bytes_max=limits.tick_peer_bytes_max,
+            batches=peering.batches,
         )
         node.links = self._mesh.links
         self._batches.together = self._mesh.together
-        self._mesh.together.is_busy = context.router.state.is_round_over
-        self._mesh.together.is_full = peering.batches.is_full
         reactor.pause_ns = int(limits.link_silence_seconds_max * PAUSE_SHARE * 1e9)
         reactor.when_paused = self.is_awake
-        reactor.when_begun, reactor.when_read = self._batches.begin, self._batches.read
+        reactor.part = self._batches
 
     @property
     def ready(self) -> bool:
@@ -85,8 +85,8 @@ class WorkerMesh:
         return self._mesh.is_idle
 
     def are_siblings_alive(self, now: float) -> bool:
-        """Look at the heartbeats of siblings, because an idle link does not show that one is stopped. One whose heartbeat
-        is late is asked for a sign of life by the next `tick`.
+        """Look at the heartbeats of siblings, because an idle link does not show that one is stopped. One whose
+        heartbeat is late is asked for a sign of life by the next `tick`.
         """
         late = [
             peer
@@ -131,9 +131,10 @@ class WorkerMesh:
     def down(self, peer: Peer, incarnation: int) -> None:
         """Note that the supervisor has reaped that incarnation of a sibling."""
         self._mesh.down(peer, incarnation)
+        self._state.needs_timer = True  # its successor is greeted
         self._reactor.finish()
 
     def close(self) -> None:
         """Detach from the reactor, which still runs for a moment."""
-        self._reactor.when_begun = self._reactor.when_read = self._reactor.when_paused = None
+        self._reactor.part = self._reactor.when_paused = None
         self._mesh.close()

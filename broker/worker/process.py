@@ -45,6 +45,8 @@ from shards.signals import ignore_with_a_line
 from shards.worker_channel import HEARTBEAT_SECONDS, WorkerChannel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.config.settings import Settings
 
 __all__ = ["run"]
@@ -122,9 +124,8 @@ class Worker:
         self._disk, self._wills, self._gauges, self._administration = (
             node.disk, node.wills, node.gauges, node.administration,
         )  # fmt: skip
-        counters, sys_topics, authenticating, capacity = (
-            node.counters, node.sys_topics, node.authenticating, node.capacity,
-        )  # fmt: skip
+        counters, sys_topics = node.counters, node.sys_topics
+        authenticating, capacity = node.authenticating, node.capacity
         counters.set(count.INCARNATION, channel.incarnation)
         self._recording.started()
         sys_topics.over([count.Row(row) for row in channel.rows], int(channel.began * 1000))
@@ -134,24 +135,23 @@ class Worker:
         self.reactor.stays = True
         self.reactor.schedule = self._poll_soon
         self.reactor.hurry = self._schedule_timer
-        self._polls_soon = False
         node.opened = self.reactor.start_keep_alive
         node.may_rest = True
         node.peers_changed = self._peers_changed
         self.hashes = HashPool(settings.limits.auth_threads_max)
         authenticating.submit = self.hashes.submit
         self._mesh: WorkerMesh | None = None
-        self._listening = False
-        self._stopping = False
+        self._listening = self._stopping = self._polls_soon = False
         self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, node.dispatch, self.reactor)
         node.hand_over = self._handoffs.hand_over
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
-        limits = settings.limits
-        self._timer_seconds = min(_TIMER_SECONDS, limits.link_silence_seconds_max / 10)
-        self._idle_seconds = max(self._timer_seconds, min(HEARTBEAT_SECONDS, limits.worker_hang_seconds_max / 4))
+        self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
+        most = min(HEARTBEAT_SECONDS, settings.limits.worker_hang_seconds_max / 4)
+        self._idle_seconds = max(self._timer_seconds, most)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._after_round: Callable[[], None] = _nothing
         self._over_bound: dict[str, tuple[int, str | None]] = {}
         self._schedulers = (Scheduler(self.reactor, self._replaying), Scheduler(self.reactor, node.retaining))
         self._background = BackgroundThread(self.reactor, "archive-reader")
@@ -174,6 +174,7 @@ class Worker:
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
+            self._after_round = self.reactor.after_round = self.store.gather()
         if self._replaying.sources is not None:
             self._background.start()
             self._replaying.sources.background = self._background
@@ -194,9 +195,10 @@ class Worker:
     @callback("stored")
     def _on_stored(self) -> None:
         """React to the store: writes became durable, or the disk is full, fails or has recovered."""
-        self._starting.log_store()
         self._router.state.is_active = True
         self._router.journal.durable(self.store.collect())
+        self.reactor.finish()  # acks leave
+        self._starting.log_store()
         self._disk.look()
         self.reactor.finish()
 
@@ -378,6 +380,7 @@ class Worker:
         self.channel.heartbeat[0] += 1
         if not self._rests(now):
             self._advance(now)
+        self._after_round()  # whatever was stored outside of a round
         self._timer = None
         self._schedule_timer()
 
@@ -410,7 +413,8 @@ class Worker:
         now, seconds = time.monotonic(), self._timer_seconds
         if self._router.state.is_active:
             self.node.wake()
-        if not self._handoffs.waits and (self._mesh is None or self._mesh.is_idle):
+        self._router.state.needs_timer = needed = self._mesh is not None and not self._mesh.is_idle
+        if not needed and not self._handoffs.waits:
             deadline = self._router.state.timers.deadline
             if deadline is None:
                 seconds = self._idle_seconds
@@ -435,6 +439,10 @@ class Worker:
     def _is_awake(self) -> bool:
         """Whether clients may be served; else siblings are heard, whose interest must be known first."""
         return self._mesh is None or self._mesh.is_awake()
+
+
+def _nothing() -> None:
+    pass
 
 
 if sys.platform != "linux":  # pragma: no cover

@@ -8,9 +8,10 @@ from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.siblings cimport Siblings
 from pyx.mesh.links cimport Links
+from pyx.mesh.receiver cimport BatchReceiver, Part
 
 
-cdef class Batches:
+cdef class Batches(BatchReceiver):
     cdef RouterState state
     cdef Row counters
     cdef Peers peers
@@ -33,6 +34,8 @@ cdef class Batches:
 
     cpdef heard(self)
     cpdef tell_full(self)
-    cdef int route(self, int peer, object volatile, object sequenced, list payloads, uint64_t sequence) except -1
+    cpdef bint commit(self) except -1
+    cdef int route(self, int peer, const Part* volatile, const Part* sequenced, list payloads,
+                   uint64_t sequence) except -1
     cdef int submit(self, int peer, bint hold) except -1
     cdef int record_position(self, int peer, object place, object refused) except -1

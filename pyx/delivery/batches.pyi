@@ -9,6 +9,7 @@ from pyx.delivery.peers import Peers
 from pyx.delivery.router_state import RouterState
 from pyx.delivery.siblings import Siblings
 from pyx.mesh.links import Links
+from pyx.mesh.receiver import BatchReceiver
 
 class Rare(Protocol):
     """What is decided in Python about a batch."""
@@ -28,7 +29,7 @@ class Rare(Protocol):
     def drop(self, reason: int, copies: int) -> None: ...
 
 @final
-class Batches:
+class Batches(BatchReceiver):
     """The batches of one worker."""
 
     links: Mapping[Peer, Any]
@@ -45,8 +46,6 @@ class Batches:
     def __new__(
         cls, state: RouterState, peers: Peers, siblings: Siblings, journal: Journal, keys: dict[Peer, bytes], rare: Rare
     ) -> Batches: ...
-    def begin(self) -> bool: ...
-    def read(self) -> None: ...
     def heard(self) -> None: ...
     def tell_full(self) -> None: ...
     def batch(
@@ -57,7 +56,6 @@ class Batches:
         payloads: list[Any],
         sequence: int,
     ) -> None: ...
-    def is_full(self) -> bool: ...
     def taken(
         self, peer: Peer, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
     ) -> None: ...

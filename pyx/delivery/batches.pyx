@@ -11,12 +11,15 @@ batches of the sibling wait behind it. That is rare, and decided in Python, as a
 Leaving: the entries that a tick has for siblings are submitted to the links at its end, which then send.
 """
 cimport cython
-from libc.stdint cimport uint8_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
 from pyx.core.little_endian cimport put64
 from pyx.core.work cimport MESH, Mark, callback_begins, callback_ends
 from pyx.mesh.link cimport Link
+from pyx.mesh.receiver cimport Part, view_of
+from pyx.mesh.sockets cimport Push
 from pyx.storage.entries cimport Packed
 
 cdef enum:
@@ -36,7 +39,7 @@ cdef class Durable:
 
 
 @cython.final
-cdef class Batches:
+cdef class Batches(BatchReceiver):
     """The batches of one worker. `keys`: by sibling the key of the record of its position (family P)."""
 
     def __cinit__(self, RouterState state not None, Peers peers not None, Siblings siblings not None,
@@ -59,66 +62,83 @@ cdef class Batches:
 
     # ------------------------------------------------------------ the round
 
-    def begin(self):
-        """Begin a round. Return whether messages of siblings were left in the last one."""
-        cdef bint left = self.together.begin(self.state.tick_ns * 1e-9)
-        if left:
+    cdef int begin_round(self) except -1:
+        if self.together.begin(self.state.tick_ns * 1e-9):
             self.counters.at[count.TICK_PEER_CARRIED] += 1
-        return left
+        return 0
 
-    def read(self):
-        """End the reading of a round."""
+    cdef int end_reading(self) except -1:
         if self.together.read():
             self.heard()
+        elif self.together.is_due:
+            self.peers.links_due = True     # the barrier has acknowledged interest
+        return 0
+
+    cdef bint has_more(self) except -1:
+        # messages of siblings were left: they are in no socket, whose event would wake this worker
+        return self.together.stopped
 
     cpdef heard(self):
         """Acknowledge what siblings have said, at the end of the round."""
         self.tell_full()
-        if self.acknowledges:
-            self.commit()
-        self.peers.links_due = True     # greetings, acks
+        if self.acknowledges and self.commit() or self.together.is_due:
+            self.peers.links_due = True     # greetings, acks
 
     cpdef tell_full(self):
         """Tell the router which links are full."""
         cdef Link link
-        for link in self.together.by_peer.values():
+        for link in self.together.links:
             self.peers.peer_full(<int>link.peer, link.out.full)
 
     # ------------------------------------------------------------ arriving
 
     def batch(self, int peer, object volatile, object sequenced, list payloads not None, uint64_t sequence):
-        """Route a batch; see `zmq_mesh.contract.LinkEvents`."""
+        """Route a batch whose parts are whole objects; see `zmq_mesh.contract.LinkEvents`."""
+        cdef bytes whole_volatile = None if volatile is None else bytes(volatile)
+        cdef bytes whole_sequenced = None if sequenced is None else bytes(sequenced)
+        cdef Part first = part_of(whole_volatile), second = part_of(whole_sequenced)
+        self.take_batch(peer, &first, &second, payloads, sequence)
+
+    cdef int take_batch(self, uint32_t number, const Part* volatile, const Part* sequenced, list payloads,
+                        uint64_t sequence) except -1:
+        cdef int peer = <int>number
         cdef Mark mark
         callback_begins(&mark)
         self.counters.at[count.MESH_BATCHES_RECEIVED] += 1
         self.state.is_active = True
         if self.waiting and peer in self.waiting or self.begun and sequence and peer in self.begun:
-            self.rare.later(peer, volatile, sequenced, payloads, sequence)
+            self.rare.later(peer, view_of(volatile), view_of(sequenced), payloads, sequence)
         else:
             self.route(peer, volatile, sequenced, payloads, sequence)
         callback_ends(&mark, MESH)
+        return 0
 
-    cdef int route(self, int peer, object volatile, object sequenced, list payloads, uint64_t sequence) except -1:
+    cdef int route(self, int peer, const Part* volatile, const Part* sequenced, list payloads,
+                   uint64_t sequence) except -1:
         cdef int used = 0
         cdef object refused = None, left = None
-        if volatile is not None:
-            used, refused, left = self.siblings.ingest(peer, volatile, payloads, 0)
+        if volatile.data != NULL:
+            used, refused, left = self.siblings.take(peer, volatile.data, volatile.size, payloads, 0, 0, 0, 0, 0)
             if refused:                 # a member is not chosen again for QoS 0
                 self.rare.drop(<int>count.DROPPED_NO_MEMBER, len(refused))
                 refused = None
             if left is not None:
-                self.rare.later(peer, volatile, sequenced, payloads, sequence, used, left)
+                self.rare.later(peer, view_of(volatile), view_of(sequenced), payloads, sequence, used, left)
                 return 0
-        if sequenced is not None:
-            used, refused, left = self.siblings.ingest(peer, sequenced, payloads, used)
+        if sequenced.data != NULL:
+            used, refused, left = self.siblings.take(peer, sequenced.data, sequenced.size, payloads, used, 0, 0, 0, 0)
             if left is not None:
-                self.rare.later(peer, None, sequenced, payloads, sequence, used, left, refused)
+                self.rare.later(peer, None, view_of(sequenced), payloads, sequence, used, left, refused)
                 return 0
         if sequence:
             self.taken(peer, sequence, refused)
         return 0
 
-    def is_full(self):
+    cpdef bint is_sated(self) except -1:
+        """Return whether this round has taken enough."""
+        return self.state.is_round_over()
+
+    cpdef bint is_full(self) except -1:
         """Return whether so many batches are not completely taken that siblings are not read."""
         return self.waiting_bytes >= self.waiting_bytes_max
 
@@ -146,7 +166,7 @@ cdef class Batches:
             self.rare.store_refusals(peer, place, refused)
         return 0
 
-    def commit(self):
+    cpdef bint commit(self) except -1:
         """Acknowledge the batches of a committed tick, when the store has them. Return True if a sibling waits for an
         ack now."""
         cdef bint owed = self.interest_came
@@ -216,6 +236,14 @@ cdef class Batches:
             if link is None:
                 continue
             volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
+            if isinstance(link, Link):
+                is_full = (<Link>link).out.submit(
+                    volatile, sequenced, payloads_volatile, payloads_sequenced, <int64_t>tick,
+                    (<Packed>volatile).entries if volatile is not None else 0,
+                    (<Packed>sequenced).entries if sequenced is not None else 0, hold)
+                if isinstance((<Link>link).out.send, Push):
+                    (<Push>(<Link>link).out.send).flush()   # the sibling begins while the rest of this round is done
+                continue
             is_full = link.submit(
                 volatile, sequenced, payloads_volatile, payloads_sequenced, tick,
                 (<Packed>volatile).entries if volatile is not None else 0,
@@ -228,3 +256,11 @@ cdef class Batches:
 
 def _nothing():
     pass
+
+
+cdef Part part_of(bytes whole):
+    cdef Part part
+    part.owner = <void*>whole
+    part.data = <const uint8_t*>PyBytes_AS_STRING(whole) if whole is not None else NULL
+    part.size = len(whole) if whole is not None else 0
+    return part

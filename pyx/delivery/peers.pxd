@@ -56,5 +56,7 @@ cdef class Peers:
     cdef int tell_in_passing(self, int peer, const Content* c) except -1
 
     cdef int entry(self, int peer, uint8_t flags, const Choice* choice) except -1
+    cpdef tuple take(self, int peer)
+    cpdef peer_full(self, int peer, bint full)
     cdef tuple whole(self, Peer p)
     cdef int name_publisher(self, Packed packed) except -1

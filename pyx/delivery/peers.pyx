@@ -167,7 +167,7 @@ cdef class Peers:
         self.dirty_peers |= <uint64_t>1 << peer
         self.entries_added = True
 
-    def take(self, int peer):
+    cpdef tuple take(self, int peer):
         """Return the next batch for a link to send: (volatile, sequenced, volatile payloads, sequenced payloads, tick),
         or None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and including this batch:
         later entries have another tick."""
@@ -227,7 +227,7 @@ cdef class Peers:
         it itself, until it is live again or has sent its whole interest."""
         self.unsure_peers |= <uint64_t>1 << peer
 
-    def peer_full(self, int peer, bint full):
+    cpdef peer_full(self, int peer, bint full):
         """Note whether a peer's outbox is full: meanwhile connections that publish to it are not read."""
         if full:
             self.full_peers |= <uint64_t>1 << peer

@@ -99,4 +99,5 @@ cdef class Router:
     cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1
     cdef int tell_drained(self) except -1
+    cpdef finish_tick(self)
     cdef bint has_messages(self) noexcept

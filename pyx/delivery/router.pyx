@@ -289,7 +289,7 @@ cdef class Router:
         callback_ends(&mark, LOGGED)
         return 0
 
-    def finish_tick(self):
+    cpdef finish_tick(self):
         """Let sessions that are behind read on, commit, send the peers' batches by `forward_now`, release acks. The
         caller sends the outboxes."""
         cdef Mark mark, part

@@ -1,6 +1,7 @@
 # cython: language_level=3
 """Messages from the other workers of the host: see the .pyx."""
-from libc.stdint cimport uint32_t
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
 from pyx.delivery.backlog cimport Backlog
@@ -29,4 +30,6 @@ cdef class Siblings:
     cdef dict interests                 # sibling -> WholeInterest during its transfer; None: no transfers
     cdef uint32_t interest_number       # of the last transfer
     cdef WholeInterest whole_interest(self, int peer)
+    cdef tuple take(self, int peer, const uint8_t* entries, size_t n, list payloads, int used, size_t at,
+                    uint32_t position, uint32_t taken, uint64_t until)
     cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1

@@ -165,6 +165,10 @@ cdef class Siblings:
         cost more than `until` (see `worked`; 0: a turn from now), but not before the first one. Return (payloads taken,
         [(position, reason)] of refused entries or None, (at, position) to continue at or None)."""
         cdef size_t n = <size_t>entries.shape[0]
+        return self.take(peer, &entries[0] if n else NULL, n, payloads, used, at, position, taken, until)
+
+    cdef tuple take(self, int peer, const uint8_t* entries, size_t n, list payloads, int used, size_t at,
+                    uint32_t position, uint32_t taken, uint64_t until):
         cdef Entry e
         cdef int reason
         cdef list refused = None

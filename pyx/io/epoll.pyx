@@ -56,16 +56,15 @@ cdef class Epoll(Poller):
         cdef epoll_event[EVENTS] found
         cdef int n, i
         most = min(most, <int>EVENTS)
-        while True:
-            if timeout_ms:
-                with nogil:
-                    n = epoll_wait(self.descriptor, found, most, timeout_ms)
-            else:
-                n = epoll_wait(self.descriptor, found, most, 0)
-            if n >= 0:
-                break
-            if errno != EINTR:
-                raise OSError(errno, "epoll_wait")
+        if timeout_ms:
+            with nogil:
+                n = epoll_wait(self.descriptor, found, most, timeout_ms)
+        else:
+            n = epoll_wait(self.descriptor, found, most, 0)
+        if n < 0:
+            if errno == EINTR:      # waiting on would keep the loop from the signal, and from its timers
+                return 0
+            raise OSError(errno, "epoll_wait")
         for i in range(n):
             events[i].tag = <size_t>found[i].data.ptr
             events[i].what = found[i].events

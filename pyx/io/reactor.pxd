@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
+from pyx.core.rounds cimport RoundPart
 from pyx.core.timers cimport TimerNode, TimerWheel
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
@@ -34,6 +35,7 @@ cdef class Reactor:
     cdef public uint64_t trusted_until_ns
     cdef public object when_paused      # callable, or None
     cdef public uint64_t timer_ms       # when `run_timers` will be called, monotonic; 0: every SOON_MS or so
+    cdef public object after_round      # callable, or None: called when the output of a round was sent
     cdef public object hurry            # callable: `run_timers` is needed earlier
     cdef uint64_t woke_ms               # when it was last found to have been stopped, and clients were given time
     cdef public bint stays              # poll waits for more while traffic is dense
@@ -42,10 +44,7 @@ cdef class Reactor:
     cdef bint again                     # work is left for a round without a new event
     cdef public object schedule         # callable: run poll soon
 
-    # callables, or None: at the beginning of a round (returns whether another one is needed without a new event), and
-    # when its events were read, before its end
-    cdef public object when_begun
-    cdef public object when_read
+    cdef public RoundPart part          # of each round beside the clients; None: there is none
 
     cdef list handle(self, const Event* events, int n, uint64_t until_ns)
     cdef int call(self, list watched) except -1

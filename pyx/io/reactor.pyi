@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import final
 
+from pyx.core.rounds import RoundPart
 from pyx.delivery.connection import Connection
 from pyx.delivery.router import Router
 from pyx.io.acceptor import Acceptor
@@ -20,9 +21,9 @@ class Reactor:
     trusted_until_ns: int
     timer_ms: int
     hurry: Callable[[], object]
+    after_round: Callable[[], object] | None
     when_paused: Callable[[], bool] | None
-    when_begun: Callable[[], bool] | None
-    when_read: Callable[[], object] | None
+    part: RoundPart | None
     stays: bool
     @property
     def router(self) -> Router: ...

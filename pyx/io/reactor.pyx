@@ -29,6 +29,7 @@ from pyx.core.kernel cimport (
     CLOCK_REALTIME, EAGAIN, EINTR, clock_gettime, errno, getpeername, monotonic_ns, recv, sockaddr, sockaddr_storage,
     socklen_t, timespec,
 )
+from pyx.core.rounds cimport EventHandler
 from pyx.core.timers cimport TimerNode
 from pyx.core.work cimport (
     EXPIRE, KIBI, Mark, PYTHON, RESUME, ROUND, SYSTEM, VISIT, WATCHED, callback_begins, callback_ends,
@@ -83,7 +84,7 @@ cdef class Reactor:
         self.sending = Sending(self.state, self.connections)
         self.watchers = {}
         self.pause_ns = PAUSE_NS
-        self.hurry = _nothing
+        self.hurry = self.schedule = _nothing
         self.now()
 
     def __dealloc__(self):
@@ -181,12 +182,12 @@ cdef class Reactor:
                 self.again = self.dispatch.take_carried()
             if self.late:
                 self.expire()
-            if self.when_begun is not None and self.when_begun():
-                self.again = True
+            if self.part is not None:
+                self.part.begin_round()
             self.in_events = True
             watched = self.handle(events, n, until_ns)
-            if self.when_read is not None:
-                self.when_read()
+            if self.part is not None:
+                self.part.end_reading()
             self.in_events = False
             self.round_end()
             if watched is not None:
@@ -254,7 +255,10 @@ cdef class Reactor:
         cdef Mark mark
         if callback is not None:
             callback_begins(&mark)
-            callback()
+            if isinstance(callback, EventHandler):
+                (<EventHandler>callback).ready()
+            else:
+                callback()
             callback_ends_named(&mark, WATCHED, callback)
         return 0
 
@@ -315,10 +319,13 @@ cdef class Reactor:
             observe(self.counters.at, DELIVERY_DURATION, monotonic_ns() - self.state.delivered_since)
             self.state.delivered_since = 0
         if self.dispatch.carried or self.state.unfinished or self.state.divided or self.state.dirty.count or \
-                self.state.closing or self.late or self.router.journal.callbacks_due:
+                self.state.closing or self.late or self.router.journal.callbacks_due or \
+                self.part is not None and self.part.has_more():
             self.again = True
         if self.connections.graveyard:
             self.connections.graveyard.clear()
+        if self.after_round is not None:
+            self.after_round()
         if self.timer_ms > self.state.now_ms + 2 * SOON_MS and (
                 self.state.needs_timer or self.state.is_active and self.timer_ms > self.state.now_ms + ACTIVE_MS
                 or self.timers.next_deadline() < self.timer_ms - SOON_MS - SLACK_MS):

@@ -4,6 +4,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.outbox cimport Outbox
+from pyx.core.rounds cimport EventHandler
+from pyx.mesh.receiver cimport Receiver
 from pyx.mesh.zmtp cimport Inbound
 
 
@@ -11,7 +13,7 @@ cdef class ReceiveBuffer:
     cdef uint8_t* at                    # 2 * RECEIVE_BYTES: a part of a message stands in front
 
 
-cdef class ZmtpConnection:
+cdef class ZmtpConnection(EventHandler):
     cdef readonly int fd                # -1: closed
     cdef Inbound inbound
     cdef Outbox out
@@ -25,8 +27,7 @@ cdef class ZmtpConnection:
     cdef bint heard                     # since the last tick
     cdef uint64_t heard_ms
     cdef object watcher
-    cdef object may_receive
-    cdef object when_message
+    cdef Receiver receiver              # None: the peer has nothing to say
     cdef object when_ready
     cdef object when_sent
     cdef object when_lost
@@ -34,6 +35,7 @@ cdef class ZmtpConnection:
     cdef int put(self, list frames) except -1
     cdef int send_now(self) except -1
     cdef int receive(self) except -1
+    cdef bint may_receive(self) except -1
     cdef int take(self, const uint8_t* data, size_t n) except -1
     cdef int keep(self, const uint8_t* data, size_t n) except -1
     cdef int pass_on(self) except -1

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from typing import Any, final
 
+from pyx.core.rounds import EventHandler
 from pyx.mesh.contract import Watcher
+from pyx.mesh.receiver import Receiver
 
 @final
 class ReceiveBuffer:
     """The memory that the connections of one worker receive into, one after the other."""
 
 @final
-class ZmtpConnection:
+class ZmtpConnection(EventHandler):
     """A connection over `fd`, which it owns."""
 
     def __new__(
@@ -20,8 +22,7 @@ class ZmtpConnection:
         peer_type: bytes,
         buffer: ReceiveBuffer,
         watcher: Watcher,
-        may_receive: Callable[[], bool] | None,
-        when_message: Callable[[list[bytes]], bool],
+        receiver: Receiver | None,
         when_ready: Callable[[], object],
         when_sent: Callable[[], object],
         when_lost: Callable[[str, bool], object],
@@ -37,7 +38,6 @@ class ZmtpConnection:
     def message(self, frames: list[Any]) -> None: ...
     def ping(self, ttl_tenths: int = 0) -> None: ...
     def flush(self) -> None: ...
-    def ready(self) -> None: ...
     def go_on(self) -> None: ...
     def tick(self, now_ms: int) -> None: ...
     def close(self) -> None: ...

@@ -1,10 +1,9 @@
 """One ZMTP connection over a connected, non-blocking socket in the worker's own poller: no thread, no context.
 
-What is put is sent by `flush`, once per round: one sendmsg takes all of it. Reading takes one recv per event. The
-functions that it is given are called from within `ready`, `go_on`, `flush` and `tick`:
+What is put is sent by `flush`, once per round: one sendmsg takes all of it. Reading takes one recv per event. Messages
+go to its receiver (`pyx.mesh.receiver`). The functions that it is given are called from within an event, `go_on`,
+`flush` and `tick`:
 
-    may_receive() -> bool           whether to read now; None: always
-    when_message(frames) -> bool    a message has arrived (list of bytes); True: take no more of this peer for now
     when_ready()                    both sides have greeted: messages may be put
     when_sent()                     the kernel has taken everything, after it had refused something
     when_lost(reason, malformed)    the connection has ended, and is closed. malformed: for what the peer has sent
@@ -38,25 +37,24 @@ cdef class ReceiveBuffer:
 
 
 @cython.final
-cdef class ZmtpConnection:
+cdef class ZmtpConnection(EventHandler):
     """A connection over `fd`, which it owns. `own_type`, `peer_type`: the socket types PUSH and PULL. `watcher`: has
     `watch_in_round`, `unwatch` and `watch_output` of the reactor. The greeting is sent by the first `flush`."""
 
     def __cinit__(self, int fd, bytes own_type not None, bytes peer_type not None, ReceiveBuffer buffer not None,
-                  watcher, may_receive, when_message, when_ready, when_sent, when_lost):
+                  watcher, Receiver receiver, when_ready, when_sent, when_lost):
         self.fd = -1
         self.inbound = Inbound(peer_type)
         self.buffer = buffer
         self.watcher = watcher
-        self.may_receive = may_receive
-        self.when_message = when_message
+        self.receiver = receiver
         self.when_ready = when_ready
         self.when_sent = when_sent
         self.when_lost = when_lost
         put_greeting(&self.out)
         put_ready(&self.out, own_type)
         self.fd = fd                    # closed from here on if anything raises
-        watcher.watch_in_round(fd, self.ready)
+        watcher.watch_in_round(fd, self)
 
     def __dealloc__(self):
         outbox_clear(&self.out)
@@ -140,16 +138,20 @@ cdef class ZmtpConnection:
 
     # ------------------------------------------------------------ in
 
-    def ready(self):
-        """Handle an event of the poller: output has room, or there are bytes, or the connection has ended."""
+    cdef int ready(self) except -1:
+        # an event of the poller: output has room, or there are bytes, or the connection has ended
         if self.waits_for_output:
             self.send_now()
-        if self.fd >= 0 and (self.may_receive is None or self.may_receive()):
+        if self.fd >= 0 and self.may_receive():
             self.receive()
+        return 0
+
+    cdef bint may_receive(self) except -1:
+        return self.receiver is None or self.receiver.may_receive()
 
     def go_on(self):
-        """Take the messages that were left because `when_message` wanted no more."""
-        if self.fd >= 0 and self.is_stopped and (self.may_receive is None or self.may_receive()):
+        """Take the messages that were left because the receiver wanted no more."""
+        if self.fd >= 0 and self.is_stopped and self.may_receive():
             self.receive()
 
     cdef int receive(self) except -1:
@@ -200,6 +202,8 @@ cdef class ZmtpConnection:
             if not was_ready and self.inbound.is_ready:
                 was_ready = True
                 self.when_ready()
+                if self.fd < 0:             # what it has put could not be sent
+                    return 0
             if self.inbound.ping is not None:
                 put_pong(&self.out, self.inbound.take_ping())
             if self.inbound.message is not None:
@@ -218,7 +222,7 @@ cdef class ZmtpConnection:
         if frames is not None:
             self.inbound.message = None
             self.has_spoken = True
-            self.is_stopped = self.when_message(frames)
+            self.is_stopped = self.receiver is not None and self.receiver.received(frames)
         return 0
 
     cdef int keep(self, const uint8_t* data, size_t n) except -1:

@@ -2,6 +2,8 @@
 """Messages between peers as bytes: `zmq_mesh.envelope` describes them; tests compare the two."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.mesh.receiver cimport Part
+
 
 cdef enum:
     PREFIX_BYTES = 28
@@ -77,8 +79,8 @@ cdef bytes pack_prefix(int version, uint64_t your_stream, uint32_t sender, uint3
                        uint64_t sender_incarnation, uint64_t receiver_incarnation)
 # raises EnvelopeError when the frame is too short for a message, or is not one from `peer` to `own`
 cdef int read_prefix(bytes first, uint32_t own, uint32_t peer, Prefix* prefix) except -1
-# returns (volatile part, sequenced part, index of the first payload frame); EnvelopeError if the head disagrees
-cdef tuple split_parts(bytes first, list frames, const Head* head)
+# finds the parts in the frames; returns the index of the first payload frame. EnvelopeError if the head disagrees
+cdef Py_ssize_t split_parts(list frames, const Head* head, Part* volatile, Part* sequenced) except -1
 # raises EnvelopeError when the message, whose head this is, is no greeting
 cdef int read_greeting(bytes first, const Head* head, Greeting* greeting) except -1
 cdef void read_head(const uint8_t* p, Head* head) noexcept

@@ -39,31 +39,43 @@ cdef int read_prefix(bytes first, uint32_t own, uint32_t peer, Prefix* prefix) e
     return 0
 
 
-cdef tuple split_parts(bytes first, list frames, const Head* head):
-    cdef object volatile = None, sequenced = None
+cdef int find_part(list frames, Py_ssize_t at, uint64_t begin, uint64_t size, Part* part) except -1:
+    # so many bytes of a frame from `begin` on, or all of it
+    cdef object frame = frames[at]
+    if not isinstance(frame, bytes):
+        frame = frames[at] = bytes(frame)
+    part.owner = <void*>frame
+    part.data = <const uint8_t*>PyBytes_AS_STRING(frame) + begin
+    part.size = size
+    return 0
+
+
+cdef Py_ssize_t split_parts(list frames, const Head* head, Part* volatile, Part* sequenced) except -1:
     cdef Py_ssize_t index = 1
     cdef uint64_t at = HEAD_END + <uint64_t>REFUSAL_BYTES * head.refusals
+    cdef uint64_t end = <uint64_t>len(<bytes>frames[0])
+    volatile.data = sequenced.data = NULL
     if <uint64_t>len(frames) != 1 + (head.flags & VOLATILE_FRAME != 0) + (head.flags & SEQUENCED_FRAME != 0) + \
             <uint64_t>head.payloads_volatile + head.payloads_sequenced:
         raise EnvelopeError(f"{len(frames)} frames: not what the head says")
     if head.flags & VOLATILE_FRAME:
-        volatile = memoryview(frames[1])
+        find_part(frames, 1, 0, <uint64_t>len(frames[1]), volatile)
         index = 2
     elif head.volatile_bytes:
-        volatile = memoryview(first)[at:at + head.volatile_bytes]
+        find_part(frames, 0, at, head.volatile_bytes, volatile)
         at += head.volatile_bytes
     if head.flags & SEQUENCED_FRAME:
-        sequenced = memoryview(frames[index])
+        find_part(frames, index, 0, <uint64_t>len(frames[index]), sequenced)
         index += 1
     elif head.sequenced_bytes:
-        sequenced = memoryview(first)[at:at + head.sequenced_bytes]
+        find_part(frames, 0, at, head.sequenced_bytes, sequenced)
         at += head.sequenced_bytes
-    if at != <uint64_t>len(first) or volatile is not None and <uint64_t>len(volatile) != head.volatile_bytes or \
-            sequenced is not None and <uint64_t>len(sequenced) != head.sequenced_bytes:
+    if at != end or volatile.data != NULL and volatile.size != head.volatile_bytes or \
+            sequenced.data != NULL and sequenced.size != head.sequenced_bytes:
         raise EnvelopeError(
-            f"parts of {head.volatile_bytes} and {head.sequenced_bytes} bytes in a first frame of {len(first)}"
+            f"parts of {head.volatile_bytes} and {head.sequenced_bytes} bytes in a first frame of {end}"
         )
-    return volatile, sequenced, index
+    return index
 
 
 cdef int read_greeting(bytes first, const Head* head, Greeting* greeting) except -1:

@@ -3,12 +3,14 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from pyx.mesh.envelope cimport Head
+from pyx.mesh.receiver cimport BatchReceiver, Part
 from pyx.mesh.stream cimport LinkTraffic
 
 
 cdef class Incoming:
     cdef object peer
     cdef object events
+    cdef BatchReceiver batches
     cdef object decode                  # of interest: bytes -> list of changes
     cdef object barrier                 # None: interest is acknowledged at once
     cdef LinkTraffic traffic
@@ -36,7 +38,7 @@ cdef class Incoming:
     cdef int count(self, list frames, bint volatile) except -1
     # passes the next number on (or a SKIP, which may be a range that includes the next); returns whether interest was
     # taken. Raises EnvelopeError
-    cdef bint deliver(self, Head* head, object volatile, object part, list payloads, double now) except -1
+    cdef bint deliver(self, Head* head, const Part* volatile, const Part* part, list payloads, double now) except -1
     cdef bint take_interest(self, uint64_t number, uint8_t flags, object part, double now) except -1
     cdef int end_incarnation(self) except -1
     # takes in a greeting's position in its stream; returns whether the stream is new: the peer has a new numbering, or

@@ -6,8 +6,7 @@
   their batch or before it: so an entry is never acked because its refusal was lost.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from collections import deque
 from struct import Struct
@@ -16,6 +15,7 @@ from pyx.core.little_endian cimport get64
 from pyx.core.work cimport PYTHON, spend_in_c
 from pyx.mesh.contract import EnvelopeError
 from pyx.mesh.envelope cimport BATCH, INTEREST, LAST, SKIP, SNAPSHOT, WELCOME
+from pyx.mesh.receiver cimport view_of
 
 cdef enum:
     REFUSALS_MAX = 1000             # per message if of more than one batch: an ack must include all refusals of a batch
@@ -33,10 +33,11 @@ cdef class Incoming:
     """The receiving side of one link. See `Link` for the arguments; `unsaid_bytes_max`: unnumbered bytes received until
     their receipt is reported."""
 
-    def __cinit__(self, peer, events, decode, LinkTraffic traffic not None, uint64_t unsaid_bytes_max, barrier,
-                  received, refusals):
+    def __cinit__(self, peer, events, BatchReceiver batches not None, decode, LinkTraffic traffic not None,
+                  uint64_t unsaid_bytes_max, barrier, received, refusals):
         self.peer = peer
         self.events = events
+        self.batches = batches
         self.decode = decode
         self.traffic = traffic
         self.unsaid_bytes_max = unsaid_bytes_max
@@ -115,17 +116,15 @@ cdef class Incoming:
                 self.owe = True
         return 0
 
-    cdef bint deliver(self, Head* head, object volatile, object part, list payloads, double now) except -1:
+    cdef bint deliver(self, Head* head, const Part* volatile, const Part* part, list payloads, double now) except -1:
         cdef uint64_t number
-        cdef bytes first
         if head.kind == BATCH:
             self.received = self.last_batch = head.sequence
-            self.events.batch(self.peer, volatile, part, payloads, head.sequence + self.offset)
+            self.batches.take_batch(<uint32_t>self.peer, volatile, part, payloads, head.sequence + self.offset)
             return False
-        if part is None or len(part) < 8:
+        if part.data == NULL or part.size < 8:
             raise EnvelopeError(f"kind {head.kind} without its number")
-        first = bytes(part[:8])
-        number = get64(<const uint8_t*>PyBytes_AS_STRING(first))
+        number = get64(part.data)
         if head.kind == SKIP and not number <= self.received + 1 <= head.sequence:
             self.owe = True
             return False
@@ -133,7 +132,7 @@ cdef class Incoming:
             self.committed = head.sequence
         self.received = head.sequence
         self.owe = True
-        return head.kind == INTEREST and self.take_interest(number, head.flags, part[8:], now)
+        return head.kind == INTEREST and self.take_interest(number, head.flags, view_of(part)[8:], now)
 
     cdef bint take_interest(self, uint64_t number, uint8_t flags, object part, double now) except -1:
         cdef bint first, last

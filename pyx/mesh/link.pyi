@@ -7,6 +7,7 @@ from pyx.core.peer import Peer
 from pyx.mesh.contract import LinkLimits
 from pyx.mesh.incoming import Incoming
 from pyx.mesh.outgoing import Outgoing
+from pyx.mesh.receiver import BatchReceiver
 from pyx.mesh.stream import LinkTraffic, Stream
 
 @final
@@ -69,6 +70,7 @@ class Link:
         versions: tuple[int, int] = ...,
         barrier: Any = None,
         rests: bool = False,
+        batches: BatchReceiver | None = None,
     ) -> Link: ...
     def oldest_seconds(self, now: float) -> float: ...
     def submit(

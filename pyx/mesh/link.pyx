@@ -12,8 +12,7 @@ Numbered messages that are kept until the peer has them: `pyx.mesh.stream`. Send
 - gone: reaped, or replaced by a new incarnation.
 
 Nothing here reads a clock or a socket: `now` (seconds, monotonic) and `send` are arguments. Events are called
-synchronously from receive, tick, flush, down and greet, never from submit or commit. No Python code runs for a batch,
-but that of the events.
+synchronously from receive, tick, flush, down and greet, never from submit or commit. No Python code runs for a batch.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -27,6 +26,7 @@ from pyx.mesh.envelope cimport (
     ACK, GAP, Greeting, HEAD_END, HELLO, OLDEST_VERSION, PREFIX_BYTES, Prefix, REFUSAL_BYTES, SEQUENCED, SKIP, VERSION,
     VERSION_OF_GREETINGS, WELCOME, pack_prefix, read_greeting, read_head, read_prefix, split_parts,
 )
+from pyx.mesh.receiver cimport EventReceiver, Part
 
 
 @cython.final
@@ -38,14 +38,13 @@ cdef class Link:
     transport accepted it (False = try again later). reconnect: asks the transport for a new connection now instead of
     after its back-off (the peer has just been restarted). handoff: a log that outlives the worker; None = memory.
     received: (stream, sequence) of the peer's stream that this worker's store has committed, (0, 0) = nothing (see
-    `position`). refusals: the stored `refusals`, as (number, [(position, reason), ...]) of each batch. versions: the
-    oldest and the newest spoken here. barrier: shared by all links of a worker; None: interest is acknowledged at once.
-    rests: an idle link sends no heartbeats, and expects none.
-    """
+    `position`). refusals: the stored ones, as (number, [(position, reason), ...]) of each batch. versions: the
+    oldest and the newest spoken here. barrier, batches: shared by all links of a worker; None: interest is acknowledged
+    at once, batches are events. rests: an idle link sends no heartbeats, and expects none."""
 
     def __cinit__(self, own, peer, uint64_t incarnation, publisher, events, send, limits, double now, *,
                   reconnect=None, handoff=None, received=(0, 0), refusals=(),
-                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None, rests=False):
+                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None, rests=False, batches=None):
         self.own = own
         self.peer = peer
         self.incarnation = incarnation
@@ -59,7 +58,8 @@ cdef class Link:
         self.reconnect = reconnect
         self.stream = Stream(peer, incarnation, events, limits, self.traffic, handoff, now)
         self.incoming = Incoming(
-            peer, events, publisher.decode, self.traffic, limits.peer_outbox_bytes_max // 8, barrier, received, refusals
+            peer, events, batches if batches is not None else EventReceiver(events), publisher.decode, self.traffic,
+            limits.peer_outbox_bytes_max // 8, barrier, received, refusals
         )
         self.out = Outgoing(
             peer, self.stream, self.incoming, publisher, events, send, limits, self.traffic,
@@ -194,9 +194,7 @@ cdef class Link:
     # ------------------------------------------------------------ receiving
 
     def receive(self, list frames not None, double now):
-        """Process one message, whose frames this link may keep; the first is `bytes`.
-
-        Raises EnvelopeError when it is invalid; nothing has happened then."""
+        """Process one message, whose frames this link may keep. Raises EnvelopeError, and then nothing has happened."""
         self.take(frames, now)
 
     cdef int take(self, list frames, double now) except -1:
@@ -222,7 +220,7 @@ cdef class Link:
         cdef Stream stream = self.stream
         cdef Incoming incoming = self.incoming
         cdef Outgoing out = self.out
-        cdef object volatile, sequenced
+        cdef Part volatile, sequenced
         cdef Py_ssize_t index
         cdef bint fresh
         if head.kind > SKIP or head.committed > stream.sequence or head.received > stream.sequence or \
@@ -230,7 +228,7 @@ cdef class Link:
             raise EnvelopeError(
                 f"{self.peer}: kind {head.kind}, acks {head.received}, {head.committed} of {stream.sequence} sent"
             )
-        volatile, sequenced, index = split_parts(first, frames, head)
+        index = split_parts(frames, head, &volatile, &sequenced)
         self.heard_at = out.now = now
         self.is_asked = False
         if now - out.said_at >= self.silence / 10.0:
@@ -265,20 +263,22 @@ cdef class Link:
             if incoming.highest > incoming.received:
                 incoming.owe = True
             return 0
-        incoming.count(frames, volatile is not None)
-        if not fresh and volatile is not None:
-            volatile = None
+        incoming.count(frames, volatile.data != NULL)
+        if not fresh and volatile.data != NULL:
+            volatile.data = NULL
             index += head.payloads_volatile
         if head.flags & SEQUENCED and (head.sequence == incoming.received + 1 or head.kind == SKIP):
-            if incoming.deliver(head, volatile, sequenced, frames[index:], now):
+            if incoming.deliver(head, &volatile, &sequenced, frames[index:], now):
                 self.check_ready()
             return 0
         if head.flags & SEQUENCED:
             incoming.owe = True
             if head.sequence <= incoming.received:
                 self.traffic.duplicates += 1
-        if volatile is not None:
-            self.events.batch(self.peer, volatile, None, frames[index:index + head.payloads_volatile], 0)
+        if volatile.data != NULL:
+            sequenced.data = NULL
+            frames = frames[index:index + head.payloads_volatile]
+            incoming.batches.take_batch(<uint32_t>self.peer, &volatile, &sequenced, frames, 0)
         return 0
 
     cdef int take_unexpected(self, bytes first, double now) except -1:
@@ -287,11 +287,11 @@ cdef class Link:
         cdef Prefix prefix
         read_prefix(first, self.own, self.peer, &prefix)
         read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
-        if prefix.version == VERSION_OF_GREETINGS and (
-                head.kind == HELLO or head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation):
-            return self.greeted(prefix.sender_incarnation, first, now)
-        self.traffic.frames_refused += 1
-        return 0
+        if prefix.version != VERSION_OF_GREETINGS or \
+                head.kind != HELLO and (head.kind != WELCOME or prefix.receiver_incarnation != self.incarnation):
+            self.traffic.frames_refused += 1
+            return 0
+        return self.greeted(prefix.sender_incarnation, first, now)
 
     cdef int greeted(self, uint64_t sender_incarnation, bytes first, double now) except -1:
         cdef Head head
@@ -429,8 +429,8 @@ cdef class Link:
     cdef bint look_idle(self, double now) except -1:
         # Whether neither side waits for the other. One that waits is silent from now on at the earliest
         cdef Outgoing out = self.out
-        cdef bint idle = self.rests and self.ready and self.welcomed and not self.confirming and not self.owe_hello \
-            and not self.is_asked and self.taken == out.interest_sent and out.is_idle()
+        cdef bint idle = self.rests and self.ready and not self.is_asked and not self.confirming and not self.owe_hello
+        idle = idle and self.received_by_peer >= self.stream.sequence and out.is_idle(self.taken)
         if self.is_idle and not idle:
             self.heard_at = now
         self.is_idle = idle

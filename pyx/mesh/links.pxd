@@ -3,21 +3,24 @@
 from libc.stdint cimport uint64_t
 
 from pyx.mesh.link cimport Link
+from pyx.mesh.receiver cimport BatchReceiver, Receiver
 
 
-cdef class Links:
+cdef class Links(Receiver):
     cdef readonly dict by_peer
+    cdef list links
     cdef object publisher
     cdef object barrier
-    cdef readonly list flushes          # of transports that gather what they send
-    cdef public object is_busy
-    cdef public object is_full
+    cdef object waiting                 # the barrier's, true while something waits for it
+    cdef list flushes                   # of transports that gather what they send
+    cdef BatchReceiver batches          # None: they are events of the links
     cdef public object go_on            # of the transport: continue with messages that were left
     cdef readonly uint64_t drain_bytes_max
     cdef double now                     # of this round
     cdef uint64_t rounds
     cdef readonly bint stopped          # some messages were left in this round
     cdef bint heard                     # some were taken
+    cdef bint is_due                    # something that was taken may need `flush`
     cdef readonly bint is_idle          # no link waits for its sibling, as of the last flush
     cdef readonly uint64_t greetings    # messages that were received
     cdef public uint64_t malformed
@@ -25,4 +28,7 @@ cdef class Links:
     cpdef bint begin(self, double now) except -1
     cpdef flush(self, double now)
     cpdef bint read(self) except -1
+    cpdef send(self)
+    cpdef bint look_idle(self, double now) except -1
+    cdef bint is_full(self) except -1
     cdef Link of(self, bytes first)

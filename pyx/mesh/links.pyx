@@ -10,18 +10,22 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from pyx.core.little_endian cimport get32
 from pyx.mesh.contract import EnvelopeError
 from pyx.mesh.envelope cimport PREFIX_BYTES, WELCOME
+from pyx.mesh.sockets cimport Push
 
 cdef enum:
     SENDER_AT = 4                   # in the prefix
 
 
 @cython.final
-cdef class Links:
-    """The links by peer. `publisher`: of this worker's interest; `barrier`: see zmq_mesh.barrier. `drain_bytes_max`:
-    bytes of one sibling per round."""
+cdef class Links(Receiver):
+    """The links by peer. `publisher`: of this worker's interest; `batches`: takes what they bring, None: that is events
+    of the links; `barrier`: see zmq_mesh.barrier. `drain_bytes_max`: bytes of one sibling per round."""
 
-    def __cinit__(self, publisher, uint64_t drain_bytes_max):
+    def __cinit__(self, publisher, uint64_t drain_bytes_max, BatchReceiver batches=None):
         self.by_peer = {}
+        self.links = []
+        self.batches = batches
+        self.waiting = ()
         self.publisher = publisher
         self.flushes = []
         self.drain_bytes_max = drain_bytes_max
@@ -30,7 +34,10 @@ cdef class Links:
     def add(self, Link link not None, barrier, flush=None):
         """Add a link. `flush` sends what its transport has gathered; None: it sends at once."""
         self.barrier = barrier
+        if barrier is not None:
+            self.waiting = barrier.waiting
         self.by_peer[link.peer] = link
+        self.links.append(link)
         if flush is not None:
             self.flushes.append(flush)
 
@@ -47,17 +54,20 @@ cdef class Links:
             self.go_on()
         return stopped
 
-    def may_receive(self):
+    cdef bint is_full(self) except -1:
+        return self.batches is not None and self.batches.is_full()
+
+    cpdef bint may_receive(self) except -1:
         """Return whether anything more should be read. A sibling that is not read is not silent."""
         cdef Link link
-        if self.is_full is None or not self.is_full():
+        if not self.is_full():
             return True
-        for link in self.by_peer.values():
+        for link in self.links:
             link.heard_at = self.now
         self.stopped = True
         return False
 
-    def received(self, list frames not None):
+    cpdef bint received(self, list frames) except -1:
         """Process a message. Return True if no more of its sender should be taken in this round."""
         cdef bytes first = frames[0]
         cdef Link link = None
@@ -71,13 +81,15 @@ cdef class Links:
             self.malformed += 1
         if link is None:
             return False
+        if link.owe_hello or link.out.is_due():
+            self.is_due = True
         if link.drained_in != self.rounds:
             link.drained_in = self.rounds
             link.drained = 0
         for frame in frames:
-            link.drained += <uint64_t>len(frame)
-        if link.drained >= self.drain_bytes_max or self.is_busy is not None and self.is_busy() or \
-                self.is_full is not None and self.is_full():
+            link.drained += <uint64_t>len(<bytes>frame)
+        if link.drained >= self.drain_bytes_max or \
+                self.batches is not None and (self.batches.is_sated() or self.batches.is_full()):
             self.stopped = True
             return True
         return False
@@ -96,7 +108,8 @@ cdef class Links:
         """End the reading of a round. Return whether messages were taken in it."""
         cdef bint heard = self.heard
         self.heard = False
-        if self.barrier is not None and self.barrier.waiting:
+        if self.waiting:
+            self.is_due = True
             self.barrier.check(self.now)
         return heard
 
@@ -107,28 +120,38 @@ cdef class Links:
         cdef Link link
         if self.publisher.unsealed:
             self.publisher.seal()
-        if self.barrier is not None and self.barrier.waiting:
+        if self.waiting:
             self.barrier.submitted(now)
-        self.is_idle = True
-        for link in self.by_peer.values():
+        self.is_due = False
+        for link in self.links:
             link.flush(now)
+        self.look_idle(now)
+        self.send()
+
+    cpdef bint look_idle(self, double now) except -1:
+        """Return whether no sibling is waited for, nor read too late to say that this worker lives."""
+        cdef Link link
+        self.is_idle = not self.stopped and not self.is_full()
+        for link in self.links:
             if not link.look_idle(now):
                 self.is_idle = False
-        self.send()
+        return self.is_idle
 
     def tick(self, double now):
         """Advance the time of all links. While siblings are not read, each is told that this worker lives."""
         cdef Link link
-        cdef bint says = self.stopped or self.is_full is not None and self.is_full()
+        cdef bint says = self.stopped or self.is_full()
         self.publisher.seal()
-        self.is_idle = True
-        for link in self.by_peer.values():
+        for link in self.links:
             link.tick(now, says)
-            if not link.look_idle(now):
-                self.is_idle = False
+        self.look_idle(now)
 
-    def send(self):
+    cpdef send(self):
         """Send what the transports have gathered."""
+        cdef Link link
+        for link in self.links:
+            if isinstance(link.out.send, Push):
+                (<Push>link.out.send).flush()
         for each in self.flushes:
             each()
 

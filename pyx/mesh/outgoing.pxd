@@ -30,7 +30,8 @@ cdef class Outgoing:
     cdef readonly object flight             # deque of (frame, volatile bytes), until the peer has seen the frame
     cdef uint64_t volatile_bytes            # of both
 
-    cdef bint is_idle(self) except -1
+    cdef bint is_idle(self, uint64_t taken) except -1
+    cdef bint is_due(self) except -1
     cdef uint64_t outbox(self) noexcept
     cdef bint submit(self, object volatile, object sequenced, list payloads_volatile, list payloads_sequenced,
                      int64_t ticket, int64_t entries_volatile, int64_t entries_sequenced, bint hold) except -1

@@ -27,6 +27,7 @@ from pyx.mesh.envelope cimport (
     ACK, BATCH, GAP, GREETING_BYTES, HEAD_END, Head, INLINE_BYTES_MAX, LAST, MORE, PREFIX_BYTES, REFUSAL_BYTES,
     SEQUENCED, SEQUENCED_FRAME, SNAPSHOT, VOLATILE_FRAME, write_head,
 )
+from pyx.mesh.sockets cimport Push
 from pyx.storage.entries cimport Packed, count_entries
 
 _REFUSAL = Struct("<QIB")           # number of the batch, position, reason
@@ -81,10 +82,19 @@ cdef class Outgoing:
         self.waiting = deque()
         self.flight = deque()
 
-    cdef bint is_idle(self) except -1:
-        # whether nothing waits to be sent, or to be acknowledged by the peer, and nothing is owed to it
-        return not self.stream.count() and not self.volatile_bytes and not self.incoming.owe and not self.away \
-            and not self.full and not self.blocked and not self.waits_for_welcome
+    cdef bint is_idle(self, uint64_t taken) except -1:
+        # Whether nothing waits to be sent, or to be acknowledged by the peer, and nothing is owed to it. `taken`: the
+        # number of our interest that it has taken
+        if self.away or self.full or self.blocked or self.waits_for_welcome or \
+                isinstance(self.send, Push) and (<Push>self.send).connection is None:
+            return False
+        return taken == self.interest_sent and not self.stream.count() and not self.volatile_bytes \
+            and not self.incoming.owe
+
+    cdef bint is_due(self) except -1:
+        # whether the link's `flush` has something to do
+        return self.incoming.owe or self.waits_for_welcome or self.stream.unsent or self.stream.done or \
+            self.stream.over or self.stream.released >= 0 or self.stream.unloadable or self.waiting
 
     cdef uint64_t outbox(self) noexcept:
         # bytes that the peer has not taken yet
@@ -365,10 +375,10 @@ cdef class Outgoing:
             p = put_part(p, first)
         if second is not None:
             put_part(p, second)
-        if not self.send([whole] if frames is None else [whole, *frames]):
-            self.blocked = True
+        frames = [whole] if frames is None else [whole, *frames]
+        self.blocked = not ((<Push>self.send).send(frames) if isinstance(self.send, Push) else self.send(frames))
+        if self.blocked:
             return False
-        self.blocked = False
         self.frame = head.frame
         incoming.owe = False
         incoming.unsaid_bytes = 0

@@ -12,6 +12,7 @@ import socket
 
 from pyx.core.kernel cimport monotonic_ns
 from pyx.core.work cimport SYSTEM, work
+from pyx.mesh.receiver cimport Receiver
 
 cdef enum:
     RETRY_MS = 50
@@ -63,6 +64,10 @@ cdef class Push:
         connection.put(frames)
         return True
 
+    def __call__(self, list frames):
+        """As `send`."""
+        return self.send(frames)
+
     cpdef flush(self):
         """Send what was taken, as far as the kernel takes it."""
         cdef ZmtpConnection connection = self.connection
@@ -71,8 +76,9 @@ cdef class Push:
 
     def receive(self):
         """Read out of turn: the peer's greeting, and its PONGs."""
-        if self.connection is not None:
-            self.connection.ready()
+        cdef ZmtpConnection connection = self.connection    # it may end while it is read
+        if connection is not None:
+            connection.ready()
 
     def ping(self):
         """Put a PING, to be sent by the next `flush`; the peer answers it with a PONG."""
@@ -86,8 +92,9 @@ cdef class Push:
 
     def tick(self, uint64_t now_ms):
         """Connect again if it is time. `now_ms`: of the monotonic clock."""
-        if self.connection is not None:
-            self.connection.tick(now_ms)
+        cdef ZmtpConnection connection = self.connection
+        if connection is not None:
+            connection.tick(now_ms)
         elif now_ms >= self.retry_ms:
             self.connect()
 
@@ -113,8 +120,7 @@ cdef class Push:
             except OSError:
                 return
             self.connection = ZmtpConnection(
-                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, None, self._ready, self._sent,
-                self._lost
+                made.detach(), b"PUSH", b"PULL", self.buffer, self.watcher, None, self._ready, self._sent, self._lost
             )
         self.connection.flush()
 
@@ -134,23 +140,21 @@ cdef class Push:
 @cython.final
 cdef class Pull:
     """The socket on which a worker hears its siblings, bound to the unix socket `path`, from which it displaces a dead
-    predecessor. `may_receive`, `when_message`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and
-    ValueError for a path of more than SOCKET_PATH_BYTES_MAX bytes."""
+    predecessor. `receiver`, `watcher`, `buffer`: see `ZmtpConnection`. Raises OSError, and ValueError for a path of
+    more than SOCKET_PATH_BYTES_MAX bytes."""
 
     cdef object listening
     cdef object watcher
-    cdef object may_receive
-    cdef object when_message
+    cdef Receiver receiver
     cdef ReceiveBuffer buffer
     cdef dict connections               # by number
     cdef uint64_t accepted
     cdef uint64_t surely_had_room       # bytes
     cdef readonly uint64_t malformed    # connections that were closed for what their peer had sent
 
-    def __cinit__(self, str path not None, watcher, may_receive, when_message, ReceiveBuffer buffer not None):
+    def __cinit__(self, str path not None, watcher, Receiver receiver not None, ReceiveBuffer buffer not None):
         self.watcher = watcher
-        self.may_receive = may_receive
-        self.when_message = when_message
+        self.receiver = receiver
         self.buffer = buffer
         self.connections = {}
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -186,7 +190,7 @@ cdef class Pull:
     cdef adopt(self, int fd):
         cdef uint64_t number = self.accepted
         cdef ZmtpConnection connection = ZmtpConnection(
-            fd, b"PULL", b"PUSH", self.buffer, self.watcher, self.may_receive, self.when_message, _nothing, _nothing,
+            fd, b"PULL", b"PUSH", self.buffer, self.watcher, self.receiver, _nothing, _nothing,
             lambda _reason, malformed: self._lost(number, malformed)
         )
         self.accepted += 1
@@ -198,7 +202,7 @@ cdef class Pull:
         self.connections.pop(number, None)
 
     def go_on(self):
-        """Take the messages that were left because `when_message` wanted no more."""
+        """Take the messages that were left because the receiver wanted no more."""
         for connection in list(self.connections.values()):
             (<ZmtpConnection>connection).go_on()
 

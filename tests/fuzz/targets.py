@@ -16,7 +16,7 @@ from pyx.protocol import codec, topics
 from pyx.protocol.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire
 from tests.fuzz.watcher import split
-from tests.rounds import Rounds
+from tests.rounds import Keeps, Rounds
 from tests.wire import Will
 
 VERSIONS = (3, 4, 5)
@@ -141,12 +141,8 @@ def conversed(types: tuple[bytes, bytes], data: bytes, cut: int) -> tuple[list[l
     it has closed the connection: it may have done so before it sent them).
     """
     rounds = Rounds()
-    messages: list[list[bytes]] = []
+    kept = Keeps()
     events: list[str] = []
-
-    def received(frames: list[bytes]) -> bool:
-        messages.append(frames)
-        return False
 
     def lost(_reason: str, malformed: bool) -> None:
         events.append("malformed" if malformed else "lost")
@@ -155,7 +151,7 @@ def conversed(types: tuple[bytes, bytes], data: bytes, cut: int) -> tuple[list[l
     ours.setblocking(False)
     with sibling:
         connection = ZmtpConnection(
-            ours.detach(), *types, _BUFFER, rounds, None, received, lambda: events.append("ready"), lambda: None, lost
+            ours.detach(), *types, _BUFFER, rounds, kept, lambda: events.append("ready"), lambda: None, lost
         )
         connection.flush()
         for part in (data[:cut], data[cut:]):
@@ -166,7 +162,7 @@ def conversed(types: tuple[bytes, bytes], data: bytes, cut: int) -> tuple[list[l
         connection.close()
     assert not rounds.watched
     assert events in ([], ["ready"], ["malformed"], ["ready", "malformed"])
-    return messages, events, answers
+    return kept.messages, events, answers
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -13,6 +13,7 @@ import pytest
 from pyx.core.peer import sibling
 from tests.integration.test_mesh_sockets import WATCHFUL, Node
 from tests.waiting import wait_until
+from zmq_mesh.envelope import Entry, encode_entries
 from zmq_mesh.mesh import GREETINGS_MAX
 
 SILENCE = WATCHFUL.link_silence_seconds_max
@@ -206,6 +207,45 @@ def test_a_pause_in_which_a_sibling_was_restarted(near: Two) -> None:
     assert not one.mesh.awake(near.now)
     near.until_ready()
     assert b"new" in one.wants[1]
+
+
+def test_our_own_pause_is_not_the_silence_of_a_sibling(near: Two) -> None:
+    """Not even of one from which something was awaited when it began."""
+    one, _ = near.nodes
+    near.until_idle()
+    part, _ = encode_entries([Entry(b"v", b"", 1, own_frame=False)])
+    one.mesh.links[sibling(1)].submit(part, None, [], [], 1)
+    one.mesh.flush(near.now)
+    assert not one.mesh.is_idle
+    near.now += 1.2 * SILENCE
+    assert one.mesh.awake(near.now)
+    one.mesh.tick(near.now)
+    assert ("away", 1) not in one.log
+
+
+def test_a_worker_that_reads_nobody_is_not_idle(near: Two) -> None:
+    """It has to say that it lives."""
+    one, other = near.nodes
+    near.until_idle()
+    one.batches.full = True
+    other.publisher.change(b"new")
+    near.pass_by(2 * SILENCE)
+    assert not one.mesh.is_idle
+    assert ("away", 0) not in other.log
+
+
+def test_nothing_is_outstanding_on_idle_links(near: Two) -> None:
+    """Also to a sibling that was restarted: what a worker knows of its position is not older than its silence."""
+    for incarnation in (2, 3):
+        near.nodes[0].publisher.change(b"new/%d" % incarnation)
+        near.until_idle()
+        near.nodes[1].mesh.close()
+        near.nodes[0].mesh.down(sibling(1), incarnation - 1)
+        near.nodes[1] = Node(1, 2, near.runtime_dir, incarnation, WATCHFUL)
+        near.now = time.monotonic()
+        near.until_ready()
+        near.until_idle()
+        assert [node.mesh.links[sibling(1 - at)].outstanding() for at, node in enumerate(near.nodes)] == [0, 0]
 
 
 def test_a_pause_in_which_a_socket_was_full(near: Two) -> None:

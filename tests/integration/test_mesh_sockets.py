@@ -17,7 +17,7 @@ import pytest
 
 from pyx.core.peer import sibling, siblings
 from pyx.mesh.sockets import SOCKET_PATH_BYTES_MAX
-from tests.rounds import Rounds
+from tests.rounds import Rounds, Worked
 from tests.waiting import let_pass, wait_until
 from zmq_mesh.contract import LinkLimits, Transport, Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
@@ -63,6 +63,7 @@ class Node:
         drain_bytes_max: int = 1024 * 1024,
     ) -> None:
         self.rounds = Rounds()
+        self.batches = Worked(self)
         self.publisher = Publisher()
         self.publisher.change(b"from/%d/%d" % (index, incarnation))
         self.got: dict[int, list[int]] = defaultdict(list)
@@ -83,6 +84,7 @@ class Node:
             time.monotonic(),
             transport_of(kind, index, runtime_dir, self.rounds),
             drain_bytes_max=drain_bytes_max,
+            batches=self.batches,
         )
 
     def round(self, now: float, milliseconds: float = 0) -> None:
@@ -466,13 +468,13 @@ def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silen
 
         try:
             wait_until(lambda: after_a_round(lambda: all(node.mesh.ready for node in nodes)), 60, "meshes ready")
-            target.mesh.together.is_full = lambda: True
+            target.batches.full = True
             source.flows[0] = (0, count, size)
             until = time.monotonic() + 3 * LIMITS.link_silence_seconds_max
             wait_until(lambda: after_a_round(lambda: time.monotonic() > until), 30, "a sibling would be silent")
             assert target.got[1] == []
             assert ("away", 1) not in target.log
-            target.mesh.together.is_full = lambda: False
+            target.batches.full = False
             wait_until(lambda: after_a_round(lambda: target.got[1] == list(range(count))), 60, "all has come")
         finally:
             for node in nodes:

@@ -33,6 +33,7 @@ from leveldb_store.memory import MemoryStore
 from pyx.core.peer import Peer, sibling
 from pyx.delivery.connection import Connection
 from pyx.mesh.link import Link
+from pyx.mesh.receiver import Receiver
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
@@ -116,7 +117,7 @@ class SimulatedTransport:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def listen(self, may_receive: Callable[[], bool], received: Callable[[list[bytes]], bool]) -> None:
+    def listen(self, receiver: Receiver) -> None:
         """Implements Transport."""
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:  # noqa: ARG002  channels wake workers
@@ -200,6 +201,7 @@ class Worker:
             handoffs=kept.handoffs,
             received=kept.received,
             refusals=kept.refusals,
+            batches=node.peering.batches,
         )
         node.router.commit()
         node.links = self.mesh.links

@@ -3,6 +3,7 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from pyx.core.timers cimport TimerNode, TimerWheel
+from pyx.delivery.connection cimport Connection
 
 
 cdef class Timed:
@@ -35,3 +36,8 @@ def expired(TimerWheel wheel, uint64_t now_ms):
         names.append((<Timed> node.owner).name)
         node = wheel.expired(now_ms)
     return names
+
+
+def keep_alive_of(Connection conn not None):
+    """(when the last packet was heard, when the connection's timer expires), in ms."""
+    return conn.heard, conn.timer.deadline

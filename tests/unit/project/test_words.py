@@ -57,6 +57,7 @@ SAME_NAME = {
     "Message": "a message: of the broker, and of the load generator",
     "Node": "the core of a worker; of a trie it is the field's term",
     "Page": "a page of the archive; of memory it is the field's term",
+    "Part": "of a batch, and of a log of messages",
     "Prefix": "of a mesh message, packed in C, and described",
     "Publish": "a packet: decoded in the data path, and as an object for Python",
     "QueueRule": "the settings, and the data path's copy of them",

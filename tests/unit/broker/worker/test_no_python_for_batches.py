@@ -18,6 +18,7 @@ from broker.config.settings import Settings
 from broker.worker.core import Node
 from broker.worker.mesh import WorkerMesh
 from leveldb_store.memory import MemoryStore
+from pyx.core.counters import ROW_BYTES
 from pyx.io.reactor import Reactor
 from shards.placement import home
 from tests import wire
@@ -34,13 +35,16 @@ NAMES = [next(name for name in map(str, range(100)) if home(name, WORKERS) == wo
 class Worker:
     """A node, its reactor and its mesh."""
 
-    def __init__(self, index: int, runtime_dir: Path) -> None:
+    def __init__(self, index: int, runtime_dir: Path, settings: Settings) -> None:
         now = time.monotonic()
-        self.node = Node(index, WORKERS, SETTINGS, MemoryStore(), KeptLog(), int(now * 1000), int(time.time() * 1000))
+        self.node = Node(index, WORKERS, settings, MemoryStore(), KeptLog(), int(now * 1000), int(time.time() * 1000))
         self.node.recovery.run()
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self.node.opened = self.reactor.start_keep_alive
-        channel: Any = SimpleNamespace(runtime_dir=str(runtime_dir), incarnation=1)
+        rows = [memoryview(bytearray(ROW_BYTES)) for _ in range(WORKERS)]
+        channel: Any = SimpleNamespace(
+            index=index, workers=WORKERS, rows=rows, runtime_dir=str(runtime_dir), incarnation=1
+        )
         self.mesh = WorkerMesh(channel, self.node, self.reactor)
         self._ends: list[socket.socket] = []
 
@@ -62,8 +66,8 @@ class Worker:
 class Pair:
     """Two workers, run in turn."""
 
-    def __init__(self, runtime_dir: Path) -> None:
-        self.workers = [Worker(index, runtime_dir) for index in range(WORKERS)]
+    def __init__(self, runtime_dir: Path, settings: Settings = SETTINGS) -> None:
+        self.workers = [Worker(index, runtime_dir, settings) for index in range(WORKERS)]
         self.called: list[str] = []
         self.until(lambda: all(worker.mesh.ready for worker in self.workers), "both are ready")
 

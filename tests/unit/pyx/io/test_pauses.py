@@ -4,6 +4,7 @@ no connection before it has read what waited in the socket.
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -114,3 +115,30 @@ def test_keep_alive_and_the_time_for_connect_after_a_stop(sockets: Sockets) -> N
 
         sockets.until(is_closed)
         assert pinging.session is not None
+
+
+def test_signals_end_a_wait(sockets: Sockets) -> None:
+    """A reactor that waits for more traffic returns to its loop, however often it is interrupted: timers are due there.
+    It did not: signals that come more often than its waits are long kept it for ever.
+    """
+    client = connected(sockets, "a")
+    sockets.reactor.stays = True
+    signals = 0
+
+    def count(_number: int, _frame: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 500:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    former = signal.signal(signal.SIGALRM, count)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        for _ in range(20):  # two rounds close to each other are needed for a wait
+            client.sendall(wire.PINGREQ)
+            sockets.reactor.poll()
+            taken(client)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert signals < 500

@@ -10,6 +10,7 @@ from pyx.core.peer import sibling
 from pyx.mesh.contract import LinkLimits
 from pyx.mesh.link import Link
 from pyx.mesh.links import Links
+from tests.rounds import Worked
 from zmq_mesh import envelope
 from zmq_mesh.interest import Publisher
 
@@ -32,7 +33,8 @@ class Worker:
     def __init__(self, drain_bytes_max: int = 1000) -> None:
         self.events = Events()
         self.publisher = Publisher()
-        self.together = Links(self.publisher, drain_bytes_max)
+        self.batches = Worked(self.events)
+        self.together = Links(self.publisher, drain_bytes_max, self.batches)
         self.sent: list[tuple[int, list[bytes]]] = []
         self.flushed = 0
         for peer in (1, 2):
@@ -109,19 +111,19 @@ def test_a_sibling_has_its_share_of_each_round() -> None:
 
 def test_a_round_that_is_over_ends_for_all() -> None:
     worker = Worker()
-    worker.together.is_busy = lambda: True
+    worker.batches.sated = True
     assert worker.together.received([hello(1)])
     assert worker.together.received([hello(2)])
 
 
 def test_a_worker_with_enough_to_do_does_not_read_and_takes_nobody_for_silent() -> None:
     worker = Worker()
-    worker.together.is_full = lambda: True
+    worker.batches.full = True
     worker.together.begin(NOW + 5)
     assert not worker.together.may_receive()
     assert [link.heard_at for link in worker.together.by_peer.values()] == [NOW + 5] * 2
     assert worker.together.begin(NOW + 5), "it is tried again"
-    worker.together.is_full = lambda: False
+    worker.batches.full = False
     assert worker.together.may_receive()
 
 

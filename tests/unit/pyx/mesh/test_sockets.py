@@ -11,6 +11,7 @@ import pytest
 
 from pyx.mesh.connection import ZmtpConnection
 from pyx.mesh.sockets import SOCKET_PATH_BYTES_MAX, Pull, Push
+from tests.rounds import Keeps
 from tests.unit.pyx.mesh.world import Heard, Rounds, connected
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -46,17 +47,14 @@ class Conversation:
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
         self.peer.settimeout(10)
-        self.messages: list[list[bytes]] = []
+        self.kept = Keeps()
+        self.messages = self.kept.messages
         self.events: list[str] = []
         self.connection = ZmtpConnection(
-            ours.detach(), own, peer, self.rounds.buffer, self.rounds, None, self._message,
+            ours.detach(), own, peer, self.rounds.buffer, self.rounds, self.kept,
             lambda: self.events.append("ready"), lambda: self.events.append("sent"), self._lost,
         )  # fmt: skip
         self.connection.flush()
-
-    def _message(self, frames: list[bytes]) -> bool:
-        self.messages.append(frames)
-        return False
 
     def _lost(self, reason: str, malformed: bool) -> None:
         self.events.append(f"{'malformed' if malformed else 'lost'}: {reason}")
@@ -265,6 +263,30 @@ def test_a_large_message_is_taken_when_nothing_waits(rounds: Rounds, tmp_path: P
     body.extend(b"it is not held any more: else this raises BufferError")
 
 
+def test_a_sibling_that_dies_when_it_has_greeted(tmp_path: Path) -> None:
+    """What its greeting lets us send finds the connection broken, while it is read out of turn."""
+    path = tmp_path / "mesh.1"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        rounds = Rounds()
+        push: Push
+
+        def when_writable() -> None:
+            assert push.send([b"x" * 200])
+            push.flush()
+
+        push = rounds.push(path, when_writable)
+        sibling, _ = listening.accept()
+        assert not push.send([b"early"])
+        sibling.sendall(GREETING + ready(b"PULL"))
+        sibling.recv(1000)
+        sibling.close()
+        push.receive()
+        assert not push.is_connected
+        rounds.close()
+
+
 def test_a_frame_is_held_until_it_was_sent(rounds: Rounds, tmp_path: Path) -> None:
     Heard(rounds, tmp_path / "own")
     push = connected(rounds, tmp_path / "own")
@@ -324,7 +346,7 @@ def test_the_longest_path(length: int, rounds: Rounds, tmp_path: Path) -> None:
     path += "x" * (length - len(path))
     if length > SOCKET_PATH_BYTES_MAX:
         with pytest.raises(ValueError, match="longer than 107 bytes"):
-            Pull(path, rounds, None, lambda _: False, rounds.buffer)
+            Pull(path, rounds, Keeps(), rounds.buffer)
         with pytest.raises(ValueError, match="longer than 107 bytes"):
             Push(path, rounds, lambda: None, rounds.buffer)
         return

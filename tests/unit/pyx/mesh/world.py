@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyx.mesh.connection import ReceiveBuffer
+from pyx.mesh.receiver import Receiver
 from pyx.mesh.sockets import Pull, Push
 from tests import rounds
 
@@ -31,17 +32,18 @@ class Rounds(rounds.Rounds):
         assert not self.watched
 
 
-class Heard:
+class Heard(Receiver):
     """A Pull, and all messages that it has passed on."""
 
     def __init__(self, rounds: Rounds, path: Path) -> None:
         self.messages: list[list[bytes]] = []
         self.most: int | None = None
         """Messages taken until the Pull must be asked to go on; None: all."""
-        self.pull = Pull(str(path), rounds, None, self._hear, rounds.buffer)
+        self.pull = Pull(str(path), rounds, self, rounds.buffer)
         rounds.opened.append(self.pull)
 
-    def _hear(self, frames: list[bytes]) -> bool:
+    def received(self, frames: list[bytes]) -> bool:
+        """Keep a message."""
         self.messages.append(frames)
         return self.most is not None and len(self.messages) >= self.most
 

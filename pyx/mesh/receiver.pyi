@@ -1,0 +1,22 @@
+"""What a transport gives its messages to, and a link its batches, without a call of Python: base classes."""
+
+from typing import Any
+
+from pyx.core.rounds import RoundPart
+
+class Receiver:
+    """Takes the messages of a transport."""
+
+    def may_receive(self) -> bool: ...
+    def received(self, frames: list[bytes]) -> bool: ...
+
+class BatchReceiver(RoundPart):
+    """Takes the batches of all links of a worker."""
+
+    def is_sated(self) -> bool: ...
+    def is_full(self) -> bool: ...
+
+class EventReceiver(BatchReceiver):
+    """Passes batches on as events of a link."""
+
+    def __init__(self, events: Any) -> None: ...
