@@ -11,7 +11,7 @@ from pyx.delivery.siblings import Siblings
 from pyx.mesh.links import Links
 from pyx.mesh.receiver import BatchReceiver
 
-class Rare(Protocol):
+class _Rare(Protocol):
     """What is decided in Python about a batch."""
 
     def later(
@@ -44,7 +44,13 @@ class Batches(BatchReceiver):
     @property
     def begun(self) -> dict[Any, Any]: ...
     def __new__(
-        cls, state: RouterState, peers: Peers, siblings: Siblings, journal: Journal, keys: dict[Peer, bytes], rare: Rare
+        cls,
+        state: RouterState,
+        peers: Peers,
+        siblings: Siblings,
+        journal: Journal,
+        keys: dict[Peer, bytes],
+        rare: _Rare,
     ) -> Batches: ...
     def heard(self) -> None: ...
     def tell_full(self) -> None: ...

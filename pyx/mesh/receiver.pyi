@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from typing_extensions import disjoint_base
+
 from pyx.core.rounds import RoundPart
 
+@disjoint_base
 class Receiver:
     """Takes the messages of a transport."""
 
@@ -16,6 +19,7 @@ class BatchReceiver(RoundPart):
     def is_sated(self) -> bool: ...
     def is_full(self) -> bool: ...
 
+@disjoint_base
 class EventReceiver(BatchReceiver):
     """Passes batches on as events of a link."""
 
