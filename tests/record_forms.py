@@ -38,8 +38,10 @@ from leveldb_store.format.session_schema import StoredSession, StoredWill
 from leveldb_store.format.windows import Window
 from pyx.core.peer import sibling
 from pyx.mesh.contract import EnvelopeError
+from tests import mesh_messages
+from tests.mesh_messages import Greeting, Head, Prefix
 from zmq_mesh import envelope, interest
-from zmq_mesh.envelope import Entry, Greeting, Head, Prefix
+from zmq_mesh.envelope import Entry
 from zmq_mesh.interest import Change
 
 U8, U16, U32, U64 = 0xFF, 0xFFFF, 0xFFFFFFFF, 2**64 - 1
@@ -395,15 +397,15 @@ MESH = [
           "expires": Most(U64, 1), "shared": Most(U16, 1), "insist": 1, "key": U64, "own_frame": None,
           "retained_only": 1, "control": 1}, "envelope.encode_entry"),
     Form("prefix", Prefix(sibling(1), sibling(2), 3, 4),
-         lambda each: envelope.pack_prefix(*each) + bytes(envelope.HEAD.size), envelope.unpack_prefix,
+         lambda each: mesh_messages.pack_prefix(*each) + bytes(mesh_messages.HEAD.size), mesh_messages.unpack_prefix,
          {"sender": U32, "receiver": U32, "sender_incarnation": U64, "receiver_incarnation": U64}, ""),
-    Form("head", Head(*range(1, 15)), lambda each: bytes(envelope.PREFIX_BYTES) + envelope.HEAD.pack(*each),
-         envelope.unpack_head,
+    Form("head", Head(*range(1, 15)), lambda each: bytes(envelope.PREFIX_BYTES) + mesh_messages.HEAD.pack(*each),
+         mesh_messages.unpack_head,
          {"kind": U8, "flags": U8, "refusals": U16, "volatile_bytes": U32, "sequenced_bytes": U32,
           "payloads_volatile": U32, "payloads_sequenced": U32, "frame": U64, "sequence": U64, "received": U64,
           "committed": U64, "acknowledged": U64, "frames_seen": U64, "taken": U64}, ""),
-    Form("greeting", Greeting(1, 2, 3, 4), lambda each: envelope.GREETING.pack(*each),
-         lambda data: Greeting(*envelope.GREETING.unpack(data)),
+    Form("greeting", Greeting(1, 2, 3, 4), lambda each: mesh_messages.GREETING.pack(*each),
+         lambda data: Greeting(*mesh_messages.GREETING.unpack(data)),
          {"stream": U64, "your_stream": U64, "interest": U64, "greeting": U32}, ""),
     Form("change of interest", Change(b"filter", b"group", 1, True, 2, True, 0, 0), interest.encode_change,
          lambda data: next(interest.decode_changes(data)),

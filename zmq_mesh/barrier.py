@@ -26,7 +26,7 @@ __all__ = ["Barrier"]
 
 
 class PeerLink(Protocol):
-    """What a link (`zmq_mesh.links`) does for the barrier."""
+    """What a link (`pyx.mesh.link`) does for the barrier."""
 
     def outstanding(self) -> int:
         """Return the last number that the peer has to receive; 0: it has all, or is not waited for."""

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["Control", "run"]
 
 _LOOK_SECONDS = HEARTBEAT_SECONDS / 2
-_HEARTBEAT_SECONDS_MAX = 3.0
-"""A heartbeat unchanged for longer means that the process hangs. Workers beat every 0.1 s, the supervisor every second;
-a process that is restarted at once beats again in time."""
+_HEARTBEAT_SECONDS_MAX = HEARTBEAT_SECONDS + 3.0
+"""A heartbeat unchanged for longer means that the process hangs: it changes every HEARTBEAT_SECONDS, and on a starved
+machine later. A process that is restarted at once beats again in time."""
 _STOP_SECONDS_MAX = 1.0
 """Time that requests in progress get when the broker stops."""
 

@@ -64,7 +64,7 @@ _NAMED: dict[str, tuple[str, str]] = {
     "bytes_received": ("mqtt_bytes_received", "Bytes from clients."),
     "bytes_sent": ("mqtt_bytes_sent", "Bytes to clients that the kernel has taken."),
     "connections": ("mqttd_sockets", "Sockets of clients, including those before CONNECT and those being closed."),
-    "heartbeat": ("mqttd_heartbeats", "Turns of the 100 ms timer."),
+    "heartbeat": ("mqttd_heartbeats", "Changes of the worker's heartbeat: at least one in two seconds."),
 }
 _DROPPED = Family(
     "mqtt_messages_dropped",

@@ -86,7 +86,7 @@ class Context:
         self.router.enrolling.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.links: Mapping[Peer, Any] = {}
-        """By sibling: any object with the interface of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
+        """By sibling: any object with the interface of `pyx.mesh.link.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
         self.interest = self.router.peers.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
 

@@ -1,7 +1,7 @@
 """A worker process: one event loop with its sockets, clock and mesh; `run` is called after the supervisor's fork.
 
 The tick: the reactor polls its sockets and ends each round with the router's end of tick
-(`pyx.delivery.router.Router.finish_tick`), which lets sessions continue reading, commits, and calls `Peering.forward`
+(`pyx.delivery.router.Router.finish_tick`), which lets sessions continue reading, commits, and calls `Batches.forward`
 when there are entries for siblings (`broker.worker.mesh`).
 """
 

@@ -9,11 +9,11 @@ slices, and continues in the next round.
 cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint32_t
-from libc.string cimport memmove, memset
+from libc.string cimport memmove
 
 from pyx.core cimport counters as count
-from pyx.core.kernel cimport EAGAIN, EINTR, MSG_NOSIGNAL, SHUT_WR, errno, msghdr, send, sendmsg, shutdown
-from pyx.core.outbox cimport iovec, outbox_gather
+from pyx.core.kernel cimport EAGAIN, EINTR, SHUT_WR, errno, shutdown
+from pyx.core.outbox_send cimport outbox_send
 from pyx.core.work cimport (
     ASKED_TO_CLOSE, KIBI, Mark, PLACE, PYTHON, SEND, SYSTEM, VISIT, callback_begins, callback_ends, progress, work,
 )
@@ -23,7 +23,6 @@ from pyx.delivery.session cimport Session, may_go_on
 from pyx.io.connections cimport answers_wait
 
 cdef enum:
-    VECTORS = 64                # per sendmsg
     LINGER_MS = 1000
     NO_LINGER = 0x100           # bit of a close reason: close at once
 
@@ -65,25 +64,15 @@ cdef class Sending:
         return 0
 
     cdef int flush(self, Connection conn) except -1:
-        cdef iovec[VECTORS] v
-        cdef msghdr m
         cdef size_t total
         cdef ssize_t r
         cdef uint64_t spent
-        cdef int e, n
+        cdef int e
         cdef bint full = False
         cdef Session s
         self.state.clock.tell()
         while conn.out.pending:
-            if conn.out.shared_head == conn.out.shared_tail:
-                total = conn.out.tail - conn.out.head
-                r = send(conn.fd, conn.out.buf + conn.out.head, total, MSG_NOSIGNAL)
-            else:
-                n = outbox_gather(&conn.out, v, VECTORS, &total)
-                memset(&m, 0, sizeof(m))
-                m.msg_iov = v
-                m.msg_iovlen = n
-                r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
+            r = outbox_send(conn.fd, &conn.out, &total)
             self.counters.at[count.SEND_CALLS] += 1
             spent = SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0)
             work(spent)

@@ -10,17 +10,17 @@ go to its receiver (`pyx.mesh.receiver`). The functions that it is given are cal
 """
 cimport cython
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
-from pyx.core.kernel cimport EAGAIN, EINTR, MSG_NOSIGNAL, close, errno, msghdr, recv, send, sendmsg
-from pyx.core.outbox cimport iovec, outbox_advance, outbox_clear, outbox_gather
+from pyx.core.kernel cimport EAGAIN, EINTR, close, errno, recv
+from pyx.core.outbox cimport outbox_advance, outbox_clear
+from pyx.core.outbox_send cimport outbox_send
 from pyx.core.work cimport KIBI, SYSTEM, work
 from pyx.mesh.zmtp cimport put_greeting, put_message, put_ping, put_pong, put_ready
 from pyx.mesh.zmtp import ZmtpError
 
 cdef enum:
     RECEIVE_BYTES = 256 * 1024  # per recv: more than the kernel's buffer of a unix socket
-    VECTORS = 64                # per sendmsg
 
 
 @cython.final
@@ -97,22 +97,12 @@ cdef class ZmtpConnection(EventHandler):
             self.send_now()
 
     cdef int send_now(self) except -1:
-        cdef iovec[VECTORS] v
-        cdef msghdr m
         cdef size_t total
         cdef ssize_t r
-        cdef int e, n
+        cdef int e
         cdef bint full = False
         while self.out.pending:
-            if self.out.shared_head == self.out.shared_tail:
-                total = self.out.tail - self.out.head
-                r = send(self.fd, self.out.buf + self.out.head, total, MSG_NOSIGNAL)
-            else:
-                n = outbox_gather(&self.out, v, VECTORS, &total)
-                memset(&m, 0, sizeof(m))
-                m.msg_iov = v
-                m.msg_iovlen = n
-                r = sendmsg(self.fd, &m, MSG_NOSIGNAL)
+            r = outbox_send(self.fd, &self.out, &total)
             work(SYSTEM + (<size_t>r // 1024 * KIBI if r > 0 else 0))
             if r < 0:
                 e = errno

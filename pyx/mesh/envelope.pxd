@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Messages between peers as bytes: `zmq_mesh.envelope` describes them; tests compare the two."""
+"""Messages between peers as bytes: `zmq_mesh.envelope` describes them, tests.mesh_messages is compared with this."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.mesh.receiver cimport Part
@@ -17,7 +17,9 @@ cdef enum:
     OLDEST_VERSION = 2
     VERSION_OF_GREETINGS = 2
 
-    # up to this size a part is copied behind the head, without a frame of its own
+    # Up to this size a part is copied behind the head, without a frame of its own. Measured with ZeroMQ's library, CPU
+    # of both processes with all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us,
+    # 16 KB 29 / 31 / 48, 32 KB 52 / 52 / 59, 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167
     INLINE_BYTES_MAX = 32 * 1024
 
 

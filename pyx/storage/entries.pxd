@@ -45,4 +45,4 @@ cdef class Packed:
 # reads the next entry of a mesh batch; returns its length in bytes, raises ValueError if it is damaged
 cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1
 # returns the number of entries of a part, an object with the buffer protocol; raises ValueError if it is damaged
-cdef int64_t count_entries(object part) except -1
+cpdef int64_t count_entries(object part) except -1

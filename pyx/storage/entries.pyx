@@ -143,7 +143,8 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     return at - p
 
 
-cdef int64_t count_entries(object part) except -1:
+cpdef int64_t count_entries(object part) except -1:
+    """Return the number of entries of a part (a buffer). Raises ValueError if it is damaged."""
     cdef const uint8_t[::1] bytes_of = part
     cdef size_t at = 0, size = bytes_of.shape[0]
     cdef Entry e

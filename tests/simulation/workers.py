@@ -1,7 +1,7 @@
 """One worker without its process: a Node, its links and its connections, driven as broker.worker.process
 drives them.
 
-Real parts: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
+Real parts: Node with all of pyx but the reactor, Link, and of zmq_mesh.mesh.Mesh everything but the
 sockets (awake, flush, tick, down). Imitated parts, which must be kept in sync: the reactor's end of a round and its
 reading (pyx.io.reactor.round_end, close_asked, flush, read), broker.worker.process.Worker (its tick), and beside it
 mesh.WorkerMesh (coalescing) and handoffs.Handoffs.
@@ -36,10 +36,11 @@ from pyx.mesh.link import Link
 from pyx.mesh.receiver import Receiver
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
+from tests.mesh_messages import BATCH
 from tests.simulation import checkers, readers
 from tests.simulation.clock import WallClock
 from zmq_mesh.contract import Outlet
-from zmq_mesh.envelope import BATCH, decode_entries
+from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.mesh import Mesh
 

@@ -7,18 +7,11 @@ from typing import Any
 
 from pyx.core.peer import sibling
 from pyx.mesh.link import Link
+from tests import mesh_messages
+from tests.mesh_messages import GREETING, HEAD_END, VERSION_AT, Kind
 from zmq_mesh import envelope
 from zmq_mesh.contract import HandoffLog, LinkLimits, Undelivered
-from zmq_mesh.envelope import (
-    GREETING,
-    HEAD_END,
-    PREFIX_BYTES,
-    VERSION_AT,
-    Entry,
-    Kind,
-    decode_entries,
-    encode_entries,
-)
+from zmq_mesh.envelope import PREFIX_BYTES, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 
 LIMITS = LinkLimits(
@@ -66,8 +59,8 @@ class Lasting(HandoffLog):
 
 def with_versions(first: bytes, said: int) -> bytes:
     """Return the greeting with these versions."""
-    head = envelope.unpack_head(first)
-    changed = envelope.HEAD.pack(*head._replace(volatile_bytes=said))
+    head = mesh_messages.unpack_head(first)
+    changed = mesh_messages.HEAD.pack(*head._replace(volatile_bytes=said))
     return first[: envelope.PREFIX_BYTES] + changed + first[HEAD_END:]
 
 

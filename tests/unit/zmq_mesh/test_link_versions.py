@@ -8,16 +8,11 @@ import pytest
 
 from pyx.core.peer import sibling
 from pyx.mesh.contract import EnvelopeError
+from tests import mesh_messages
+from tests.mesh_messages import GREETING, VERSION_AT, Kind, pack_versions, unpack_versions
 from tests.unit.zmq_mesh.link_world import World
 from zmq_mesh import envelope
-from zmq_mesh.envelope import (
-    GREETING,
-    VERSION,
-    VERSION_AT,
-    Kind,
-    pack_versions,
-    unpack_versions,
-)
+from zmq_mesh.envelope import VERSION
 
 NEXT = VERSION + 1
 
@@ -49,7 +44,7 @@ class Watched(World):
     def _look(self) -> None:
         for (source, _), channel in self.network.channels.items():
             for _, frames in channel:
-                self.seen.add((source, frames[0][VERSION_AT], envelope.unpack_head(frames[0]).kind))
+                self.seen.add((source, frames[0][VERSION_AT], mesh_messages.unpack_head(frames[0]).kind))
 
     def versions(self, greetings: bool) -> set[int]:
         return {version for _, version, kind in self.seen if (kind <= Kind.WELCOME) == greetings}
@@ -122,8 +117,8 @@ def test_what_is_no_greeting_of_an_unknown_incarnation_is_refused_whatever_its_v
     world.speak()
     link = world.workers[0].links[1]
     before = link.traffic.frames_refused
-    prefix = envelope.pack_prefix(sibling(1), sibling(0), 99, 1, 0, NEXT)
-    link.receive([prefix + envelope.HEAD.pack(Kind.HELLO, *[0] * 13) + bytes(GREETING.size)], world.network.now)
+    prefix = mesh_messages.pack_prefix(sibling(1), sibling(0), 99, 1, 0, NEXT)
+    link.receive([prefix + mesh_messages.HEAD.pack(Kind.HELLO, *[0] * 13) + bytes(GREETING.size)], world.network.now)
     assert link.traffic.frames_refused == before + 1
     with pytest.raises(EnvelopeError):
         link.receive([b"\0" + prefix[1:] + bytes(200)], world.network.now)

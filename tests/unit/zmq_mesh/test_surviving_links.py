@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pyx.mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
+from tests import mesh_messages
 from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both
-from zmq_mesh import envelope
 from zmq_mesh.contract import HandoffLog
 
 
@@ -47,7 +47,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     for _ in range(200):
         world.submit(0, 1, size=5000)
     assert link.handoff_bytes > 10 * LIMITS.handoff_log_bytes_max
-    kept = [item for item in link.stream.kept if item.kind == envelope.Kind.BATCH]
+    kept = [item for item in link.stream.kept if item.kind == mesh_messages.Kind.BATCH]
     assert not any(item.unloaded for item in kept[-200:]), "not stored yet"
     world.run(0.02)
     log.store()
@@ -78,7 +78,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     world.workers[1].links[0].down(1)
     world.network.cut.clear()
     sender = world.workers[0] = world.start(0, 2, handoffs={1: log})
-    assert not any(item.part for item in sender.links[1].stream.kept if item.kind == envelope.Kind.BATCH)
+    assert not any(item.part for item in sender.links[1].stream.kept if item.kind == mesh_messages.Kind.BATCH)
     world.run(2.0, log.store)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
 
@@ -105,7 +105,7 @@ def test_a_sibling_that_is_there_and_behind_is_sent_from_the_log() -> None:
         if tickets < 300 and not link.full:
             tickets += 1
             world.submit(0, 1, entries=2, size=400, volatile=1)
-        in_memory = [item for item in link.stream.kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
+        in_memory = [item for item in link.stream.kept if item.kind == mesh_messages.Kind.BATCH and not item.unloaded]
         assert link.stream.loaded_bytes == sum(item.nbytes for item in in_memory)
         assert link.outbox_bytes >= sum(item.nbytes for item in link.stream.kept)
         assert link.stream.read_bytes == sum(item.nbytes for item in link.stream.kept if item.read)

@@ -27,9 +27,9 @@ from pyx.mesh.contract import EnvelopeError
 from pyx.mesh.link import Link
 from pyx.protocol.message import Message
 from pyx.storage.entries import pack_messages
+from tests import mesh_messages
 from tests.kept_store import KeptStore
 from tests.sansio import Host
-from zmq_mesh import envelope
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Publisher
 
@@ -67,10 +67,10 @@ def test_the_publisher_is_in_a_message_number() -> None:
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_a_prefix_names_both(peer: Peer) -> None:
-    frame = envelope.pack_prefix(peer, sibling(1), 5, 6) + bytes(envelope.HEAD.size)
-    assert envelope.unpack_prefix(frame) == (peer, sibling(1), 5, 6)
-    frame = envelope.pack_prefix(sibling(1), peer, 5, 6) + bytes(envelope.HEAD.size)
-    assert envelope.unpack_prefix(frame)[:2] == (sibling(1), peer)
+    frame = mesh_messages.pack_prefix(peer, sibling(1), 5, 6) + bytes(mesh_messages.HEAD.size)
+    assert mesh_messages.unpack_prefix(frame) == (peer, sibling(1), 5, 6)
+    frame = mesh_messages.pack_prefix(sibling(1), peer, 5, 6) + bytes(mesh_messages.HEAD.size)
+    assert mesh_messages.unpack_prefix(frame)[:2] == (sibling(1), peer)
 
 
 class Heard:
@@ -122,7 +122,7 @@ def test_workers_of_two_hosts_have_a_link() -> None:
     for at, each in enumerate(heard):
         assert {peer for _, peer in each.told} == {ends[1 - at]}
         assert {"ready", "acknowledged"} <= {name for name, _ in each.told}
-    stranger = envelope.pack_prefix(peer_of(1, 2), ends[1], 1, 1) + bytes(envelope.HEAD.size)
+    stranger = mesh_messages.pack_prefix(peer_of(1, 2), ends[1], 1, 1) + bytes(mesh_messages.HEAD.size)
     with pytest.raises(EnvelopeError, match=f"^{peer_of(1, 2)} to {ends[1]} came"):
         links[1].receive([stranger], now)
 

@@ -10,8 +10,8 @@ from pyx.core.peer import sibling
 from pyx.mesh.contract import LinkLimits
 from pyx.mesh.link import Link
 from pyx.mesh.links import Links
+from tests import mesh_messages
 from tests.rounds import Worked
-from zmq_mesh import envelope
 from zmq_mesh.interest import Publisher
 
 NOW = 100.0
@@ -56,11 +56,11 @@ class Worker:
 
 
 def hello(sender: int, receiver: int = 0) -> bytes:
-    head = envelope.HEAD.pack(
-        envelope.HELLO, 0, 0, envelope.pack_versions(2, 2), 0, 0, 0, 1, 0, 0, 0, 0, 0, 0
+    head = mesh_messages.HEAD.pack(
+        mesh_messages.HELLO, 0, 0, mesh_messages.pack_versions(2, 2), 0, 0, 0, 1, 0, 0, 0, 0, 0, 0
     )  # fmt: skip
-    prefix = envelope.pack_prefix(sibling(sender), sibling(receiver), 9, 0)
-    return prefix + head + envelope.GREETING.pack(5, 0, 1, 1)
+    prefix = mesh_messages.pack_prefix(sibling(sender), sibling(receiver), 9, 0)
+    return prefix + head + mesh_messages.GREETING.pack(5, 0, 1, 1)
 
 
 def test_each_message_goes_to_the_link_of_its_sender() -> None:
