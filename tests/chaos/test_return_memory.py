@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,7 +15,7 @@ from tests.waiting import wait_until
 
 WORKERS = 4
 BODY_BYTES = 1_000_000
-FIRST_TRIM_HEARTBEATS, TRIM_HEARTBEATS = 12, 105  # in tenths of a second: then a worker gives free memory back
+FIRST_TRIM_SECONDS, TRIM_SECONDS = 3.0, 16.0  # then a worker has given free memory back, also one that rests
 GROUP = 100  # connected at a time, so that no backlog is too short
 RECEIVE_BYTES = 16_384  # of a client's kernel: unread bytes stay with the broker
 CONNACK = b"\x20\x02\x01\x00"  # MQTT 3.1.1, with Session Present
@@ -70,13 +71,15 @@ def broker() -> Iterator[CountedBroker]:
         broker.forget()
 
 
-def pss_after(broker: CountedBroker, heartbeats: int) -> int:
-    """Return the memory of the broker after so many heartbeats."""
-    until = [row["heartbeat"] + heartbeats for row in broker.rows()]
+def pss_after(broker: CountedBroker, seconds: float) -> int:
+    """Return the memory of the broker after that time, and a heartbeat of each worker that followed it."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until, seconds + 60.0, "the time")
+    before = [row["heartbeat"] for row in broker.rows()]
     wait_until(
-        lambda: all(row["heartbeat"] > least for row, least in zip(broker.rows(), until, strict=True)),
-        heartbeats,
-        "heartbeats",
+        lambda: all(row["heartbeat"] > least for row, least in zip(broker.rows(), before, strict=True)),
+        60.0,
+        "a heartbeat of each worker",
     )
     return broker.pss_bytes()
 
@@ -125,13 +128,13 @@ def test_a_megabyte_that_waited_for_everybody_is_read_once_per_worker(
         store(crowd, publisher)
         assert broker.stop() == 0
         broker.start()
-        before = pss_after(broker, FIRST_TRIM_HEARTBEATS)
+        before = pss_after(broker, FIRST_TRIM_SECONDS)
         for first in range(0, sessions, GROUP):
             group = sleepers[first : first + GROUP]
             for each in group:
                 each.come_back()
             until_counted(broker, "publish_sent", first + GROUP)
-        growth[size] = pss_after(broker, TRIM_HEARTBEATS) - before
+        growth[size] = pss_after(broker, TRIM_SECONDS) - before
         for each in sleepers:
             each.read_on(True)
         crowd.until(partial(have, sleepers, whole * sessions), "all have all", 300.0)

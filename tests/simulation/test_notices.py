@@ -11,7 +11,9 @@ from broker.persistence.handoff_log import StoredHandoff
 from broker.worker.peering import Peering
 from pyx.core.peer import Peer
 from tests.kept_store import KeptStore
+from tests.simulation import workers
 from tests.simulation.seeds import attempt
+from zmq_mesh.mesh import Mesh
 
 SEEDS = 60
 
@@ -66,5 +68,10 @@ def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
         peering.batch = batch_and_ack
 
+    def mesh_with_events(*parts: Any, **options: Any) -> Mesh:
+        """Batches are events of the links, which call `batch_and_ack`."""
+        return Mesh(*parts, **{**options, "batches": None})
+
     monkeypatch.setattr(Peering, "__init__", hasty)
+    monkeypatch.setattr(workers, "Mesh", mesh_with_events)
     assert noticed(first=430)  # one run in some hundred has a crash at that moment
