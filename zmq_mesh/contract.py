@@ -17,8 +17,8 @@ __all__ = [
 
 class Outlet(NamedTuple):
     """The way to one peer. send: takes the frames of one message and returns whether they will be sent, all or none.
-    reconnect: connects anew at once; what waits in the old connection is lost. flush: sends what was gathered; None:
-    nothing is, or `send` is a `Push`, whose `flush` is known.
+    reconnect: connects anew at once; what waits in the old connection is lost. flush: sends what was gathered; None
+    if nothing is gathered, or if `send` is a `Push`, which `Links` flushes itself.
     """
 
     send: Callable[[list[Buffer]], bool]
@@ -33,7 +33,7 @@ class Transport(Protocol):
 
     @property
     def is_immediate(self) -> bool:
-        """Whether a message is at its receiver, for `receive` to be read, when it was sent."""
+        """Whether the receiver's `receive` can read a message as soon as it was sent, unless it waits for room."""
 
     @property
     def malformed(self) -> int:

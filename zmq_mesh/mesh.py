@@ -16,8 +16,9 @@ from zmq_mesh.interest import Publisher
 
 __all__ = ["GREETINGS_MAX", "PAUSE_SHARE", "Mesh"]
 
-# Of link_silence_seconds_max: a worker that has been silent for so long asks whether its siblings have given up waiting
-# for it, and reads clients for as long without looking. Two such times and the interval of heartbeats are less than it.
+# Of link_silence_seconds_max: a worker that has not looked at its siblings for so long looks, or asks, whether they
+# have given up waiting for it, and reads clients for as long without looking. Two such times and the interval of
+# heartbeats are less than it.
 PAUSE_SHARE: Final = 1 / 3
 # A worker that is stopped again before the answers have come asks again. One whose every tick is a pause gives up.
 GREETINGS_MAX: Final = 5
@@ -108,13 +109,13 @@ class Mesh:
         return self.together.look_idle(time.monotonic()) and not self._confirming and not self._barrier.waiting
 
     def receive(self, now: float) -> bool:
-        """Hear siblings out of turn. Return whether they have said nothing more than was heard by that, and nothing of
-        which an answer is to be awaited.
+        """Hear siblings out of turn. Return whether surely all that they have sent was read, no greeting was among it,
+        and all links are ready.
         """
         links, greetings = self.together, self.together.greetings
         links.begin(now)
         all_was_read = self.transport.receive()
-        self.heard = links.read() or self.heard
+        self.heard = links.end_reading() or self.heard
         return all_was_read and not links.stopped and links.greetings == greetings and self.ready
 
     def flush(self, now: float) -> None:
@@ -136,13 +137,14 @@ class Mesh:
         """Return whether clients may be read, for PAUSE_SHARE of link_silence_seconds_max from `now` on. Call it at the
         beginning of every tick, before anything else of the mesh.
 
-        If no `tick` has sent its heartbeats for longer than that (one pause, or several with little between them),
-        siblings may have given up waiting for this worker: it greets each, and reads no client before all that are not
-        silent have answered and their interest was taken. Where that is never so because each tick is as long, it goes
-        on after link_silence_seconds_max and GREETINGS_MAX greetings, as with siblings that are silent.
+        If `tick` was not called for longer than that (one pause, or several with little between them), siblings may
+        have given up waiting for this worker. With a transport that is immediate it first reads what they have sent: a
+        sibling that gives up waiting has by then sent everything that this worker should know, and greets after it. If
+        surely all was read, and no greeting was among it, it goes on.
 
-        An idle worker sends no heartbeats. With a transport that is immediate it need not greet: a sibling that has
-        given up waiting for it has sent it before what it should have known, and then a greeting.
+        Otherwise it greets each, and reads no client before all that are not silent have answered and their interest
+        was taken. Where that is never so because each tick is as long, it goes on after link_silence_seconds_max and
+        GREETINGS_MAX greetings, as with siblings that are silent.
         """
         if now - self._ticked_at <= self._pause_seconds and not self._confirming:
             return True

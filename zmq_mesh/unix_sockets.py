@@ -1,7 +1,7 @@
 """The transport inside a host: a unix stream socket to each sibling, in the reactor's own poller (`pyx.mesh.sockets`).
 
 A batch costs one system call on each side, and wakes no thread beside the sibling's own. What is sent in a round leaves
-at its end in one write.
+at its end, mostly in one write.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class WorkerMesh:
         """Whether `tick` may be called rarely: see `zmq_mesh.mesh`."""
         return self._mesh.is_idle
 
-    def are_siblings_alive(self, now: float) -> bool:
-        """Look at the heartbeats of siblings, because an idle link does not show that one is stopped. One whose
-        heartbeat is late is asked for a sign of life by the next `tick`.
+    def ask_late_siblings(self, now: float) -> bool:
+        """Look at the heartbeats of siblings, because an idle link does not show that one is stopped: the next `tick`
+        asks those that are late for a sign of life. Return whether there are any.
         """
         late = [
             peer
@@ -95,7 +95,7 @@ class WorkerMesh:
         ]
         for peer in late:
             self._mesh.links[peer].is_asked = True
-        return not late
+        return bool(late)
 
     def stop_acknowledging(self) -> None:
         """Acknowledge nothing more: the clients are gone, and siblings must not tell their publishers that messages
@@ -123,7 +123,7 @@ class WorkerMesh:
 
     def tick(self, now: float) -> None:
         """Advance the time."""
-        self.are_siblings_alive(now)
+        self.ask_late_siblings(now)
         self._mesh.tick(now)
         self._batches.tell_full()
         self._after_hearing()

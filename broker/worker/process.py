@@ -389,7 +389,7 @@ class Worker:
         state = self._router.state
         if state.is_active or self._handoffs.waits:
             return False
-        if self._mesh is not None and not (self._mesh.is_idle and self._mesh.are_siblings_alive(now)):
+        if self._mesh is not None and (not self._mesh.is_idle or self._mesh.ask_late_siblings(now)):
             return False
         return state.timers.deadline is None or state.timers.deadline / 1000 > now
 

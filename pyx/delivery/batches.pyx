@@ -68,7 +68,7 @@ cdef class Batches(BatchReceiver):
         return 0
 
     cdef int end_reading(self) except -1:
-        if self.together.read():
+        if self.together.end_reading():
             self.heard()
         elif self.together.is_due:
             self.peers.links_due = True     # the barrier has acknowledged interest

@@ -7,11 +7,12 @@ One message is one connection (little-endian):
     host     the peer's address as text
     unread   the first INLINE_BYTES_MAX of the bytes that the client sent and no worker has handled
     rights   the connection, and with flag 1 a memfd with the rest of the unread bytes
-The deadline (CLOCK_MONOTONIC, ns, one clock per host) is when the client must have completed its CONNECT: the time that
-a connection waits in the socket, also while its home restarts, counts. A descriptor in flight belongs to the socket: if
+The deadline (CLOCK_MONOTONIC, ns, one clock per host) is the connect timer at the home: handoff_seconds_max after the
+hand-off began, or the end of the connect timer here if that is earlier. The time that a connection waits in the socket,
+also while its home restarts, counts. A descriptor in flight belongs to the socket: if
 the home dies, its successor receives it, because the supervisor holds both ends.
 
-Nothing here closes the sender's own descriptor: the caller does that, after True.
+`send_connection` does not close the sender's descriptor: `pass_on` does, after True.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -48,7 +49,7 @@ cdef uint8_t[MESSAGE_BYTES_MAX] received    # one message at a time
 
 
 class HandoffLost(Exception):
-    """A message arrived without its connection (no free descriptor here): the kernel has closed that connection."""
+    """A connection was lost on its way here: no descriptor is free, or the message is not understood. It is closed."""
 
 
 @cython.final

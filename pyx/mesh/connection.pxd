@@ -20,7 +20,8 @@ cdef class ZmtpConnection(EventHandler):
     cdef ReceiveBuffer buffer
     cdef uint8_t* part                  # bytes received and not taken; NULL: none
     cdef size_t part_len
-    cdef bint is_stopped                # whole messages may be among them: `message` has said "no more for now"
+    cdef bint is_stopped                # whole messages may be among them: the receiver wants no more for now
+    cdef bint is_drained                # the last recv has left nothing in the socket
     cdef bint waits_for_output          # the kernel's buffer is full
     cdef uint64_t received              # bytes
     cdef bint has_spoken                # a message has arrived

@@ -1,6 +1,6 @@
 """One ZMTP connection over a connected, non-blocking socket in the worker's own poller: no thread, no context.
 
-What is put is sent by `flush`, once per round: one sendmsg takes all of it. Reading takes one recv per event. Messages
+What is put is sent by `flush`, in as few sendmsg as possible. Reading takes one recv per event. Messages
 go to its receiver (`pyx.mesh.receiver`). The functions that it is given are called from within an event, `go_on`,
 `flush` and `tick`:
 
@@ -132,7 +132,7 @@ cdef class ZmtpConnection(EventHandler):
         # an event of the poller: output has room, or there are bytes, or the connection has ended
         if self.waits_for_output:
             self.send_now()
-        if self.fd >= 0 and self.may_receive():
+        if self.fd >= 0 and not self.is_stopped and self.may_receive():
             self.receive()
         return 0
 
@@ -163,6 +163,7 @@ cdef class ZmtpConnection(EventHandler):
             elif room > RECEIVE_BYTES:
                 room = RECEIVE_BYTES
             r = recv(self.fd, to, room, 0)
+            self.is_drained = r < <ssize_t>room and (r >= 0 or errno == EAGAIN)
             work(SYSTEM + (<size_t>r // 1024 * KIBI if r > 0 else 0))
             if r < 0:
                 e = errno

@@ -11,7 +11,6 @@ cdef enum:
     REFUSAL_BYTES = 13
     GREETING_BYTES = 28
     VERSION_AT = 1                  # in the prefix
-    FLAGS_AT = PREFIX_BYTES + 1
 
     VERSION = 2
     OLDEST_VERSION = 2

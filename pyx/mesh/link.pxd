@@ -15,7 +15,6 @@ cdef class Link:
     cdef readonly uint64_t peer_incarnation  # 0 = no living one is known
     cdef readonly tuple versions
     cdef readonly int version               # agreed version; 0 = not agreed yet
-    cdef readonly object limits
     cdef readonly LinkTraffic traffic
     cdef object publisher
     cdef object events

@@ -12,7 +12,8 @@ Numbered messages that are kept until the peer has them: `pyx.mesh.stream`. Send
 - gone: reaped, or replaced by a new incarnation.
 
 Nothing here reads a clock or a socket: `now` (seconds, monotonic) and `send` are arguments. Events are called
-synchronously from receive, tick, flush, down and greet, never from submit or commit. No Python code runs for a batch.
+synchronously from receive, tick, flush, writable, down and confirm_no_longer, and when the hand-off log is stored;
+never from submit, commit or greet. No Python code runs for a batch.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -31,7 +32,7 @@ from pyx.mesh.receiver cimport EventReceiver, Part
 
 @cython.final
 cdef class Link:
-    """The state of one directed pair of workers, both directions.
+    """What a worker knows of one peer, for both directions.
 
     own, peer: pyx.core.peer. incarnation: of this worker, greater than that of every earlier one. publisher: of this
     worker's interest; it also decodes the peer's. send: takes the frames of one message and returns whether the
@@ -49,7 +50,6 @@ cdef class Link:
         self.peer = peer
         self.incarnation = incarnation
         self.versions = versions
-        self.limits = limits
         self.silence = limits.link_silence_seconds_max
         self.stall = limits.peer_stall_seconds_max
         self.traffic = LinkTraffic()
@@ -97,7 +97,7 @@ cdef class Link:
         return self.stream.count()
 
     def oldest_seconds(self, double now):
-        """Return the age of the oldest of them; 0.0: there is none. As exact as the times passed to tick and flush."""
+        """Return the age of the oldest unacknowledged one, by the times of tick and flush; 0.0: there is none."""
         return now - self.stream.item(0).at if self.stream.count() else 0.0
 
     # ------------------------------------------------------------ calls of the node
@@ -131,7 +131,7 @@ cdef class Link:
         """Send, at the end of the tick, interest, messages that the transport refused before, and acks; then call
         events left by submit.
 
-        Return True when something still waits for the transport (call again when its descriptor is readable)."""
+        Return True when something still waits for the transport: then `writable` is to be called when it has room."""
         cdef Outgoing out = self.out
         cdef Stream stream = self.stream
         out.now = now
@@ -165,7 +165,7 @@ cdef class Link:
         self.incoming.owe = True
 
     def tick(self, double now, bint says=True):
-        """Check heartbeat, silence, stall and greeting, ten times in a silence or more, unless idle. says: even so."""
+        """Check heartbeat, silence, stall, greeting: ten times per silence, unless idle. says: heartbeat anyway."""
         cdef Outgoing out = self.out
         cdef double pause = self.silence / 5.0
         out.now = now
@@ -194,7 +194,7 @@ cdef class Link:
     # ------------------------------------------------------------ receiving
 
     def receive(self, list frames not None, double now):
-        """Process one message, whose frames this link may keep. Raises EnvelopeError, and then nothing has happened."""
+        """Process one message, whose frames this link may keep. EnvelopeError: nothing but its acks was taken."""
         self.take(frames, now)
 
     cdef int take(self, list frames, double now) except -1:

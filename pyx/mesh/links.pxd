@@ -21,13 +21,13 @@ cdef class Links(Receiver):
     cdef readonly bint stopped          # some messages were left in this round
     cdef bint heard                     # some were taken
     cdef bint is_due                    # something that was taken may need `flush`
-    cdef readonly bint is_idle          # no link waits for its sibling, as of the last flush
+    cdef readonly bint is_idle          # no link waits for its sibling, when last looked at
     cdef readonly uint64_t greetings    # messages that were received
     cdef public uint64_t malformed
 
     cpdef bint begin(self, double now) except -1
     cpdef flush(self, double now)
-    cpdef bint read(self) except -1
+    cpdef bint end_reading(self) except -1
     cpdef send(self)
     cpdef bint look_idle(self, double now) except -1
     cdef bint is_full(self) except -1

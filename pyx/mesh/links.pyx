@@ -18,8 +18,8 @@ cdef enum:
 
 @cython.final
 cdef class Links(Receiver):
-    """The links by peer. `publisher`: of this worker's interest; `batches`: takes what they bring, None: that is events
-    of the links; `barrier`: see zmq_mesh.barrier. `drain_bytes_max`: bytes of one sibling per round."""
+    """The links by peer. `publisher`: of this worker's interest; `drain_bytes_max`: bytes of one sibling per round;
+    `batches`: takes what they bring, None: their batches are events of the links."""
 
     def __cinit__(self, publisher, uint64_t drain_bytes_max, BatchReceiver batches=None):
         self.by_peer = {}
@@ -32,7 +32,8 @@ cdef class Links(Receiver):
         self.go_on = _nothing
 
     def add(self, Link link not None, barrier, flush=None):
-        """Add a link. `flush` sends what its transport has gathered; None: it sends at once."""
+        """Add a link. `barrier`: of all links, see `zmq_mesh.barrier`. `flush` sends what its transport has gathered;
+        None: it sends at once."""
         self.barrier = barrier
         if barrier is not None:
             self.waiting = barrier.waiting
@@ -104,7 +105,7 @@ cdef class Links(Receiver):
             raise EnvelopeError(f"no sibling has the number {number}")
         return <Link>link
 
-    cpdef bint read(self) except -1:
+    cpdef bint end_reading(self) except -1:
         """End the reading of a round. Return whether messages were taken in it."""
         cdef bint heard = self.heard
         self.heard = False
@@ -129,7 +130,7 @@ cdef class Links(Receiver):
         self.send()
 
     cpdef bint look_idle(self, double now) except -1:
-        """Return whether no sibling is waited for, nor read too late to say that this worker lives."""
+        """Return whether all links are idle and all siblings are read."""
         cdef Link link
         self.is_idle = not self.stopped and not self.is_full()
         for link in self.links:

@@ -1,4 +1,4 @@
-"""What a transport gives its messages to, and a link its batches, without a call of Python: base classes."""
+"""Base classes: a `Receiver` takes messages of a transport, a `BatchReceiver` batches of links, by calls in C."""
 
 from typing import Any
 

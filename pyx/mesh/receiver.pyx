@@ -1,4 +1,4 @@
-"""What a transport gives its messages to, and a link its batches, without a call of Python: base classes.
+"""Base classes: a `Receiver` takes the messages of a transport, a `BatchReceiver` the batches of links, by calls in C.
 
 The parts of a batch lie in frames of a message: whoever keeps one makes a view of it.
 """

@@ -219,7 +219,8 @@ cdef class Pull:
             if not connection.has_spoken:
                 is_all = False
             connection.ready()
-            if connection.received - before > self.surely_had_room or connection.is_stopped:
+            if connection.received - before > self.surely_had_room or connection.is_stopped or \
+                    not connection.is_drained:
                 is_all = False
         return is_all
 

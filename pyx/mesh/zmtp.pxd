@@ -42,5 +42,4 @@ cdef int put_greeting(Outbox* o) except -1
 cdef int put_ready(Outbox* o, bytes socket_type) except -1
 cdef int put_ping(Outbox* o, uint16_t ttl_tenths) except -1
 cdef int put_pong(Outbox* o, bytes context) except -1
-cdef int put_error(Outbox* o, bytes reason) except -1
 cdef int put_message(Outbox* o, list frames) except -1

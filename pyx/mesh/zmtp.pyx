@@ -233,11 +233,6 @@ cdef int put_pong(Outbox* o, bytes context) except -1:
     return put_command(o, b"PONG", <const uint8_t*><const char*>context, len(context))
 
 
-cdef int put_error(Outbox* o, bytes reason) except -1:
-    cdef bytes data = len(reason).to_bytes(1, "big") + reason
-    return put_command(o, b"ERROR", <const uint8_t*><const char*>data, len(data))
-
-
 cdef int put_message(Outbox* o, list frames) except -1:
     # frames: objects with the buffer protocol. A large one is kept until the kernel has it, and must not change
     cdef Py_ssize_t i, last = len(frames) - 1

@@ -99,7 +99,7 @@ def _serve(worker: int, peers: list[Peer], runtime_dir: str, parent: Connection)
         now = time.monotonic()
         mesh.together.begin(now)
         rounds.once(_TICK_SECONDS * 1000)
-        mesh.together.read()
+        mesh.together.end_reading()
         mesh.tick(now)
         mesh.flush(now)
         if mesh.ready and not told:

@@ -91,7 +91,7 @@ class Node:
         """Hear what has come, and send what is due."""
         self.mesh.together.begin(now)
         self.rounds.once(milliseconds)
-        self.mesh.together.read()
+        self.mesh.together.end_reading()
         self.mesh.flush(now)
 
     def batch(

@@ -129,7 +129,7 @@ def test_a_sibling_that_reads_one_byte_a_second(three: Three) -> None:
     three.until(lambda: link.full, "its outbox is full")
     assert link.outbox_bytes < LIMITS.peer_outbox_bytes_max + 20 * SIZE
     three.most = 1
-    three.until(lambda: len(other.got[0]) == 16 * COUNT, "the other sibling has all")
+    three.until(lambda: len(other.got[0]) == 16 * COUNT, "the other sibling has all", seconds=1.0)
     three.until(lambda: ("away", 1) in source.log, "it is away", seconds=1.0)
     assert link.outbox_bytes < LIMITS.peer_outbox_bytes_max + 20 * SIZE
     assert not link.full, "publishers do not wait for it any more"

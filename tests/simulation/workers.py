@@ -563,7 +563,7 @@ class Worker:
             self.world.channels[peer, self.index].taken()
             self.mesh.links[sibling(peer)].receive(frames, now)
         self.mesh.together.begin(now)
-        self.mesh.together.read()
+        self.mesh.together.end_reading()
         self._mesh_state()
         if self.node.peering.commit():
             self.node.router.peers.links_due = True

@@ -130,8 +130,8 @@ def test_a_worker_with_enough_to_do_does_not_read_and_takes_nobody_for_silent() 
 def test_the_end_of_a_round_seals_and_sends() -> None:
     worker = Worker()
     worker.together.received([hello(1)])
-    assert worker.together.read()
-    assert not worker.together.read(), "nothing since"
+    assert worker.together.end_reading()
+    assert not worker.together.end_reading(), "nothing since"
     worker.sent.clear()
     number = worker.publisher.change(b"a")
     worker.together.flush(NOW)
