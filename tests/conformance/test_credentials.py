@@ -233,7 +233,7 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, wo
     loops = seconds_of_loops(broker) - loops_before
     everything = processor.seconds(broker.pid) - everything_before
     # on a busy machine only the time of the processor says who computed what
-    assert everything > 1.5
+    assert everything > 0.5  # less than 50 times 50 ms: the processor may be faster than when that was measured
     assert loops < everything / 2
 
 
