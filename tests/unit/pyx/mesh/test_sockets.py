@@ -232,7 +232,7 @@ def test_a_read_out_of_turn_says_whether_it_was_all(rounds: Rounds, tmp_path: Pa
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(tmp_path / "own"))
         peer.sendall(said[:end])
-        rounds.until(lambda: heard.messages, "the first message")
+        rounds.until(lambda: len(heard.messages) > 0, "the first message")
         assert heard.messages == [[b"hello"]]
         heard.pull.receive()  # the rest of what is there
         assert heard.pull.receive()
