@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,9 @@ from tests.chaos.crowd import Crowd, Member, Publisher, Subscriber, ids_on, miss
 
 RETRY_SECONDS = 0.05
 PUBLISH_RATE = 100.0
+LAG_MAX = 300
+"""Messages that a subscriber that does not rest may be behind a publisher: that waits for it. Else what is published
+while a load waits for a backlog would be the next backlog, and on a slow machine a larger one each time."""
 ROOM: dict[str, float] = {"queue_messages_max": 1 << 30, "queue_bytes_max": 1 << 33}
 """Limits for the broker of a load: no queue fills, even of a client that rests or falls behind on a busy machine."""
 PACKET_IDS = 64
@@ -137,8 +141,9 @@ class DurablePublisher(Returning, Publisher):
         super().__init__(crowd, client_id, topic, rate=PUBLISH_RATE, packet_ids=PACKET_IDS, **options)
 
     def pump(self, now: float) -> float:
-        if len(self._open) >= self._open_max and self._due <= now:
-            self._due = now + 1 / self.rate  # wait for an answer first
+        is_full = len(self._open) >= self._open_max or (self.room is not None and self.room() <= 0)
+        if self._due <= now and is_full:
+            self._due = now + 1 / self.rate  # wait for an answer, or a subscriber, first
         return super().pump(now)
 
     def _message(self, now: float) -> bytes:
@@ -175,6 +180,27 @@ class Seen:
     count: int = 0
     highest: int = -1
     numbers: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Lacking:
+    """What a subscriber lacks of a publisher's acknowledged messages. `received`: its list, which grows."""
+
+    received: list[int]
+    left: set[int]
+    subscriber: DurableSubscriber
+    publisher: DurablePublisher
+    looked: int = 0
+
+    def numbers(self) -> set[int]:
+        """Return what is lacking now; looks at each message received once."""
+        self.left.difference_update(self.received[self.looked :])
+        self.looked = len(self.received)
+        return self.left
+
+    def __str__(self) -> str:
+        lacking = sorted(self.numbers())
+        return f"{self.subscriber.client_id}: {self.publisher.client_id} {lacking[:5]} of {len(lacking)}"
 
 
 class Load:
@@ -222,8 +248,14 @@ class Load:
             )  # fmt: skip
             self.publishers.append(publisher)
             publisher.number = len(self.publishers)  # the same in every load
+            publisher.room = partial(self._room, publisher)
         crowd.on_turn.append(self._look)
         crowd.until(self.all_there, "everybody is connected and has subscribed", patience)
+
+    def _room(self, publisher: DurablePublisher) -> int:
+        """Return how many more it may send now, by the last messages that the subscribers had of it."""
+        had = (each.received[publisher.number] for each in self.subscribers if not each.resting)
+        return LAG_MAX - max((publisher.sent - (seen[-1] + 1 if seen else 0) for seen in had), default=0)
 
     def past(self) -> Past:
         """Return the journals of all clients until now."""
@@ -250,7 +282,7 @@ class Load:
         """Wait until everything acknowledged so far has reached all clients not resting, in order, at QoS 2 once."""
         self.crowd.until(self.all_there, f"{what}: everybody is back", self.patience)
         waiting = [
-            (subscriber, publisher, frozenset(publisher.acknowledged))
+            Lacking(subscriber.received[publisher.number], set(publisher.acknowledged), subscriber, publisher)
             for subscriber in self.subscribers
             if not subscriber.resting
             for publisher in self.publishers
@@ -259,8 +291,7 @@ class Load:
         def left() -> tuple[int, int]:
             """Return how many pairs lack messages, and how many messages the last of them lacks."""
             while waiting:
-                subscriber, publisher, told = waiting[-1]
-                if lacking := len(told.difference(subscriber.received[publisher.number])):
+                if lacking := len(waiting[-1].numbers()):
                     return len(waiting), lacking
                 waiting.pop()
             return 0, 0
@@ -271,8 +302,7 @@ class Load:
             if (now := left()) != before:
                 before, moved = now, time.monotonic()
             elif time.monotonic() - moved > self.patience:
-                lost = [(s.client_id, p.client_id, sorted(told - set(s.received[p.number]))) for s, p, told in waiting]
-                shown = [f"{to}: {by} {numbers[:5]} of {len(numbers)}" for to, by, numbers in lost if numbers]
+                shown = [str(each) for each in waiting if each.numbers()]
                 raise AssertionError(f"{what}: acknowledged and not delivered to {shown}")
         self.look_back(what)
 
