@@ -37,6 +37,7 @@ class Mesh:
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
     _confirming_since = 0.0
     _greetings = 0  # since then
+    _greetings_trusted = 0  # those that had come when it was last certain that there was no pause
     heard = False
     """Whether `receive` has heard anything; the node resets it."""
 
@@ -109,14 +110,19 @@ class Mesh:
         return self.together.look_idle(time.monotonic()) and not self._confirming and not self._barrier.waiting
 
     def receive(self, now: float) -> bool:
-        """Hear siblings out of turn. Return whether surely all that they have sent was read, no greeting was among it,
-        and all links are ready.
+        """Hear siblings out of turn. Return whether surely all that they have sent since the last time without a pause
+        was read, also in rounds, no greeting was among it, and all links are ready.
         """
-        links, greetings = self.together, self.together.greetings
+        links = self.together
         links.begin(now)
         all_was_read = self.transport.receive()
         self.heard = links.end_reading() or self.heard
-        return all_was_read and not links.stopped and links.greetings == greetings and self.ready
+        return all_was_read and not links.stopped and links.greetings == self._greetings_trusted and self.ready
+
+    def _trust(self) -> None:
+        """Note that it is certain now that no sibling has given up waiting for this worker."""
+        self._greetings_trusted = self.together.greetings
+        self.transport.trust()
 
     def flush(self, now: float) -> None:
         """End a tick, when the links have all of it: seal its interest, then send what each link has."""
@@ -147,11 +153,13 @@ class Mesh:
         GREETINGS_MAX greetings, as with siblings that are silent.
         """
         if now - self._ticked_at <= self._pause_seconds and not self._confirming:
+            self._trust()
             return True
         if not self._confirming and self.transport.is_immediate and self.receive(now):
             self._ticked_at = now
             for link in self.links.values():
                 link.heard_at = now  # it was not silent: this worker did not listen
+            self._trust()
             return True
         if now - self._ticked_at > self._pause_seconds:
             self._ticked_at = now  # the greetings are as good as heartbeats
@@ -167,6 +175,8 @@ class Mesh:
             for link in self.links.values():
                 link.confirm_no_longer()
         self._confirming = any(link.confirming for link in self.links.values())
+        if not self._confirming:
+            self._trust()
         return not self._confirming
 
     @property

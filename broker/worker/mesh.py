@@ -65,6 +65,7 @@ class WorkerMesh:
         )
         node.links = self._mesh.links
         self._batches.together = self._mesh.together
+        self._mesh.together.defect = peering.malformed
         reactor.pause_ns = int(limits.link_silence_seconds_max * PAUSE_SHARE * 1e9)
         reactor.when_paused = self.is_awake
         reactor.part = self._batches

@@ -37,7 +37,8 @@ _HEARD_SECONDS = 5.0
 def _apply(router: Router, peer: Peer, change: Change) -> None:
     text, group, members, _, online, full, member, since = change
     if member:
-        assert group is not None
+        if group is None:
+            raise ValueError(f"a member of no group of the filter {text!r}")
         router.siblings.set_member(peer, text, group, member, members > 0, since)
     else:
         router.siblings.set_interest(peer, text, members, group, online, full)
@@ -202,9 +203,16 @@ class Peering:
         if not last:
             call()
 
-    def _failed(self, peer: Peer, error: Exception) -> None:
-        """Drop the rest of a failed batch; the other batches go on."""
+    def malformed(self, error: Exception) -> None:
+        """Report a batch, or a change of interest, that cannot be read."""
         self._context.defect(None, error)
+
+    def _failed(self, peer: Peer, error: Exception) -> None:
+        """Drop the rest of a failed batch, which would fail again; the other batches go on."""
+        self.malformed(error)
+        batch = self._waiting[peer][0]
+        if batch.sequence:
+            self.batches.taken(batch.peer, batch.sequence, batch.refused, batch.place)
         self._end_batch(peer)
         if peer in self._waiting:
             self._go_on(peer)
@@ -307,7 +315,10 @@ class Peering:
         router = self._router
         spend(len(changes) * STEP)
         for change in changes:
-            _apply(router, peer, change)
+            try:
+                _apply(router, peer, change)
+            except Exception as error:  # noqa: BLE001  of this change alone: the others count
+                self.malformed(error)
 
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """Apply a part of the peer's complete interest. After the last part, filters not named are forgotten."""

@@ -7,6 +7,7 @@ batches of the sibling wait behind it. That is rare, and decided in Python, as a
     later(peer, volatile, sequenced, payloads, sequence, used, left, refused)   the rest of a batch
     store_refusals(peer, place, refused)                                        refused entries of a batch
     drop(reason, copies)                                                        count copies that nobody gets
+    malformed(error)                                                            a batch that cannot be read
 
 Leaving: the entries that a tick has for siblings are submitted to the links at its end, which then send.
 """
@@ -109,7 +110,15 @@ cdef class Batches(BatchReceiver):
         if self.waiting and peer in self.waiting or self.begun and sequence and peer in self.begun:
             self.rare.later(peer, view_of(volatile), view_of(sequenced), payloads, sequence)
         else:
-            self.route(peer, volatile, sequenced, payloads, sequence)
+            try:
+                self.route(peer, volatile, sequenced, payloads, sequence)
+            except Exception as error:
+                # what is malformed would be so again: it is dropped and counted, and what follows it goes on
+                if self.together is not None:
+                    self.together.malformed += 1
+                self.rare.malformed(error)
+                if sequence:
+                    self.taken(peer, sequence, None)
         callback_ends(&mark, MESH)
         return 0
 

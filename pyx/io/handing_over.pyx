@@ -37,6 +37,7 @@ cdef enum:
     HEADER_BYTES = 20
     HOST_BYTES_MAX = 255
     INLINE_BYTES = 60_000
+    READ_BYTES = 1 << 20                # of a memfd, at once
     MESSAGE_BYTES_MAX = HEADER_BYTES + HOST_BYTES_MAX + INLINE_BYTES
     DESCRIPTORS_MAX = 2
     ANCILLARY_BYTES = 64                # CMSG_SPACE of those is 24; others may send more
@@ -192,10 +193,10 @@ cdef HandedOver unpack(const uint8_t* p, size_t n, int* descriptors, int passed)
     came.deadline_ns = get64(p + 12)
     came.host = p[HEADER_BYTES:HEADER_BYTES + host_bytes]
     came.unread = p[HEADER_BYTES + host_bytes:n]
-    if p[1] & REST_IN_MEMFD:
+    if p[1] & REST_IN_MEMFD and <size_t>len(came.unread) <= unread_bytes:
         came.unread += read_all(descriptors[1], unread_bytes - <size_t>len(came.unread))
     if <size_t>len(came.unread) != unread_bytes:
-        raise HandoffLost("a hand-off with fewer unread bytes than it names")
+        raise HandoffLost(f"a hand-off with {len(came.unread)} unread bytes, which names {unread_bytes}")
     return came
 
 
@@ -210,7 +211,7 @@ cdef bytes read_all(int fd, size_t n):
     cdef list parts = []
     cdef size_t at = 0
     while at < n:
-        part = os.pread(fd, n - at, at)
+        part = os.pread(fd, min(n - at, READ_BYTES), at)
         if not part:
             break
         parts.append(part)

@@ -24,6 +24,7 @@ cdef class ZmtpConnection(EventHandler):
     cdef bint is_drained                # the last recv has left nothing in the socket
     cdef bint waits_for_output          # the kernel's buffer is full
     cdef uint64_t received              # bytes
+    cdef uint64_t trusted               # of these: see `Pull.trust`
     cdef bint has_spoken                # a message has arrived
     cdef bint heard                     # since the last tick
     cdef uint64_t heard_ms
@@ -34,6 +35,7 @@ cdef class ZmtpConnection(EventHandler):
     cdef object when_lost
 
     cdef int put(self, list frames) except -1
+    cdef int wait_for_output(self) except -1
     cdef int send_now(self) except -1
     cdef int receive(self) except -1
     cdef bint may_receive(self) except -1

@@ -21,6 +21,7 @@ from pyx.mesh.zmtp import ZmtpError
 
 cdef enum:
     RECEIVE_BYTES = 256 * 1024  # per recv: more than the kernel's buffer of a unix socket
+    PONGS_BYTES_MAX = 64 * 1024     # that wait to be sent
 
 
 @cython.final
@@ -95,6 +96,13 @@ cdef class ZmtpConnection(EventHandler):
         """Send what was put, as far as the kernel takes it."""
         if self.fd >= 0 and not self.waits_for_output:
             self.send_now()
+
+    cdef int wait_for_output(self) except -1:
+        # call `when_sent` as soon as the kernel has room, by an event
+        if self.fd >= 0 and not self.waits_for_output:
+            self.waits_for_output = True
+            self.watcher.watch_output(self.fd, True)
+        return 0
 
     cdef int send_now(self) except -1:
         cdef size_t total
@@ -196,7 +204,9 @@ cdef class ZmtpConnection(EventHandler):
                 if self.fd < 0:             # what it has put could not be sent
                     return 0
             if self.inbound.ping is not None:
-                put_pong(&self.out, self.inbound.take_ping())
+                ping = self.inbound.take_ping()
+                if self.out.pending < PONGS_BYTES_MAX:      # else the peer asks without listening
+                    put_pong(&self.out, ping)
             if self.inbound.message is not None:
                 self.pass_on()
                 if self.is_stopped:

@@ -24,6 +24,7 @@ cdef class Links(Receiver):
     cdef readonly bint is_idle          # no link waits for its sibling, when last looked at
     cdef readonly uint64_t greetings    # messages that were received
     cdef public uint64_t malformed
+    cdef public object defect           # called with an exception that nothing else has caught; None: it is raised
 
     cpdef bint begin(self, double now) except -1
     cpdef flush(self, double now)

@@ -13,6 +13,7 @@ class Links(Receiver):
 
     go_on: Callable[[], object]
     malformed: int
+    defect: Callable[[Exception], object] | None
     @property
     def is_idle(self) -> bool: ...
     @property

@@ -80,6 +80,11 @@ cdef class Links(Receiver):
             link.take(frames, self.now)
         except EnvelopeError:
             self.malformed += 1
+        except Exception as error:
+            if self.defect is None:
+                raise
+            self.malformed += 1             # of this message alone: neither the worker nor the sibling has to end
+            self.defect(error)
         if link is None:
             return False
         if link.owe_hello or link.out.is_due():

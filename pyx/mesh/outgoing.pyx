@@ -30,6 +30,9 @@ from pyx.mesh.envelope cimport (
 from pyx.mesh.sockets cimport Push
 from pyx.storage.entries cimport Packed, count_entries
 
+cdef enum:
+    OUTBOX_BATCHES_MAX = 8192       # when the peer dies or is silent, all of them are logged in one callback
+
 _REFUSAL = Struct("<QIB")           # number of the batch, position, reason
 
 
@@ -117,7 +120,8 @@ cdef class Outgoing:
             if self.is_open and not self.away:
                 item = stream.add(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now, hold)
             else:
-                stream.add_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now, self.away)
+                stream.add_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now, self.away,
+                                  hold)
         if self.is_open and not stream.unsent and not self.waiting and not self.blocked and not stream.holds:
             is_sent = True
             if item is not None:
@@ -133,7 +137,8 @@ cdef class Outgoing:
                 stream.unsent += 1
             if volatile is not None:
                 self.wait(volatile, payloads_volatile, volatile_bytes, entries_volatile)
-        if not self.full and self.outbox() >= self.outbox_bytes_max and not self.away:
+        if not self.full and not self.away and \
+                (self.outbox() >= self.outbox_bytes_max or stream.outbox_batches >= OUTBOX_BATCHES_MAX):
             self.full = True
             self.full_since = self.now
         return self.full
@@ -168,7 +173,8 @@ cdef class Outgoing:
         return 0
 
     cdef void look_for_room(self) noexcept:
-        self.full = self.outbox() > self.outbox_bytes_max // 2
+        self.full = self.outbox() > self.outbox_bytes_max // 2 or \
+            self.stream.outbox_batches > OUTBOX_BATCHES_MAX // 2
 
     # ------------------------------------------------------------ with a number
 

@@ -73,6 +73,8 @@ cdef class Push:
         cdef ZmtpConnection connection = self.connection
         if connection is not None and connection.out.pending and not connection.waits_for_output:
             connection.send_now()
+        if self.is_refused and connection is self.connection and self.is_connected:
+            connection.wait_for_output()    # also if all was sent now: not in this call, whose caller asks to send
 
     def receive(self):
         """Read out of turn: the peer's greeting, and its PONGs."""
@@ -208,21 +210,25 @@ cdef class Pull:
 
     def receive(self):
         """Accept and read out of turn: for a caller that does not wait for events now. Return whether that was all that
-        these peers had to say: each has spoken before, and none can have waited for room in its socket."""
+        these peers had to say: each has spoken before, and none can have waited for room in its socket since `trust`.
+        """
         cdef ZmtpConnection connection
-        cdef uint64_t before
         cdef bint is_all = True
         self.accept()
         for each in list(self.connections.values()):
             connection = each
-            before = connection.received
             if not connection.has_spoken:
                 is_all = False
             connection.ready()
-            if connection.received - before > self.surely_had_room or connection.is_stopped or \
+            if connection.received - connection.trusted > self.surely_had_room or connection.is_stopped or \
                     not connection.is_drained:
                 is_all = False
         return is_all
+
+    def trust(self):
+        """Let `receive` ask no more about what was read until now."""
+        for connection in self.connections.values():
+            (<ZmtpConnection>connection).trusted = (<ZmtpConnection>connection).received
 
     def tick(self, uint64_t now_ms):
         """Close connections whose peer is silent for longer than it has promised. `now_ms`: of the monotonic clock."""

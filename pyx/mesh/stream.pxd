@@ -52,6 +52,7 @@ cdef class Stream:
     cdef readonly Py_ssize_t unsent         # of them, at the right end
     cdef readonly object holds              # numbers not stored yet: neither they nor later ones may be sent
     cdef readonly uint64_t outbox_bytes     # of batches that are kept and not logged
+    cdef uint64_t outbox_batches            # their number
     cdef readonly uint64_t handoff_bytes
     cdef readonly uint64_t loaded_bytes     # of batches in memory
     cdef readonly uint64_t read_bytes       # read back from the hand-off log, sent and not acked
@@ -66,7 +67,7 @@ cdef class Stream:
     cdef Unacknowledged add(self, object part, object payloads, uint64_t nbytes, int64_t ticket, int64_t entries,
                             double now, bint hold)
     cdef int add_absent(self, object part, object payloads, uint64_t nbytes, int64_t ticket, int64_t entries,
-                        double now, bint is_away) except -1
+                        double now, bint is_away, bint hold) except -1
     cdef int add_interest(self, object part, uint8_t flags, double now) except -1
     cdef bint may_leave(self, Unacknowledged item) except -1
     cdef tuple content(self, Unacknowledged item)

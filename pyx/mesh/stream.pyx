@@ -123,6 +123,7 @@ cdef class Stream:
         self.items.append(item)
         self.loaded_bytes += nbytes
         self.outbox_bytes += nbytes
+        self.outbox_batches += 1
         if hold:
             self.hold(item)
         if self.loaded_bytes > self.window_bytes_max:
@@ -130,7 +131,7 @@ cdef class Stream:
         return item
 
     cdef int add_absent(self, object part, object payloads, uint64_t nbytes, int64_t ticket, int64_t entries,
-                        double now, bint is_away) except -1:
+                        double now, bint is_away, bint hold) except -1:
         # add a sequenced part for a peer that is away (log it), gone (log it if it survives), or has a full log
         cdef Unacknowledged item
         if self.handoff is None and not is_away:
@@ -146,6 +147,8 @@ cdef class Stream:
             self.loaded_bytes += nbytes
             self.unsent += 1
             self.log(item)
+            if hold and self.handoff is not None:
+                self.hold(item)             # it may be sent at once: to a peer that is stalled, or that comes back
         return 0
 
     cdef int add_interest(self, object part, uint8_t flags, double now) except -1:
@@ -199,6 +202,7 @@ cdef class Stream:
                 self.handoff_bytes -= item.nbytes
             else:
                 self.outbox_bytes -= item.nbytes
+                self.outbox_batches -= item.kind == BATCH
                 if item.ticket >= 0:
                     ticket = item.ticket
         if self.first == n:
@@ -246,12 +250,13 @@ cdef class Stream:
         return index < self.count() - self.unsent and self.item(index).frame <= frames_seen
 
     cdef int go_back(self, Py_ssize_t index) except -1:
-        # mark everything from this index on as unsent
-        cdef Py_ssize_t i
+        # mark everything from this index on as unsent: what is unsent already has not been read back
+        cdef Py_ssize_t i, sent = self.count() - self.unsent
         cdef Unacknowledged item
         self.unsent = self.count() - index
-        spend_in_c(self.unsent * PYTHON // 4)
-        for i in range(index, self.count()):
+        if sent > index:
+            spend_in_c((sent - index) * PYTHON // 4)
+        for i in range(index, sent):
             item = self.item(i)
             if item.read:
                 item.read = False
@@ -280,6 +285,7 @@ cdef class Stream:
             item = self.item(i)
             if not item.logged and item.kind == BATCH:
                 self.outbox_bytes -= item.nbytes
+                self.outbox_batches -= 1
                 self.log(item)
         return 0
 
@@ -404,6 +410,7 @@ cdef class Stream:
                     item.kind, item.flags, item.part = SKIP, SEQUENCED, packed(item.sequence)
                 elif item.kind == BATCH and not item.logged:
                     self.outbox_bytes -= item.nbytes
+                    self.outbox_batches -= 1
                     self.log(item)
             return self.go_back(0)
         for i in range(self.count()):
@@ -414,7 +421,7 @@ cdef class Stream:
         self.items.clear()
         self.first = self.unsent = 0
         self.sequence = self.sent = self.acknowledged = 0
-        self.outbox_bytes = self.handoff_bytes = self.loaded_bytes = 0
+        self.outbox_bytes = self.outbox_batches = self.handoff_bytes = self.loaded_bytes = 0
         self.ids += 1
         self.id = self.new_id()
         return 0

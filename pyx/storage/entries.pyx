@@ -100,6 +100,8 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     c.qos = out.flags & ENTRY_QOS
     if c.qos == 3:
         raise ValueError("mesh entry with QoS 3")
+    if out.flags & ENTRY_CONTROL and out.flags & ENTRY_OWN_FRAME:
+        raise ValueError("mesh entry for the broker with a frame of its own")   # its payload is in the entry
     c.retain = (out.flags & ENTRY_RETAIN) != 0
     c.topic_len = <unsigned short>get16(p + 1)
     c.props_len = get32(p + 3)

@@ -195,6 +195,28 @@ def test_a_pause_in_which_a_sibling_gave_up_waiting(near: Two) -> None:
     assert {b"new", b"newer"} <= one.wants[1]
 
 
+@pytest.mark.parametrize("stopped_in", ["the timer", "a round"])
+def test_a_pause_between_looking_at_the_clock_and_hearing(near: Two, stopped_in: str) -> None:
+    """The greeting of a sibling that gave up waiting is heard by something that does not know of the pause."""
+    one, other = near.nodes
+    near.until_idle()
+    before = near.now + 0.001
+    other.publisher.change(b"new")
+    near.pass_by(1.1 * SILENCE, other)
+    assert ("away", 0) in other.log
+    other.publisher.change(b"newer")
+    near.pass_by(0.1 * SILENCE, other)
+    if stopped_in == "the timer":
+        one.mesh.tick(before)
+    else:
+        one.round(before)
+    near.now += 0.001
+    assert not one.mesh.awake(near.now)
+    assert not one.mesh.awake(near.now + 0.001)
+    near.until_ready()
+    assert {b"new", b"newer"} <= one.wants[1]
+
+
 def test_a_pause_in_which_a_sibling_was_restarted(near: Two) -> None:
     """It waits for the answer to its greeting as long as for any other."""
     one, other = near.nodes
@@ -256,6 +278,20 @@ def test_a_pause_in_which_a_socket_was_full(near: Two) -> None:
     for _ in range(200):
         other.flow()
         near.round(other)
+    near.now += 0.5 * SILENCE
+    assert not one.mesh.awake(near.now)
+    near.until_ready()
+
+
+def test_a_full_socket_that_was_read_before_the_pause_was_noticed(near: Two) -> None:
+    """When the worker looks, nothing is in it: what the sibling could not say is not there yet."""
+    one, other = near.nodes
+    near.until_idle()
+    other.flows[0] = (0, 10_000, 64)
+    for _ in range(200):
+        other.flow()
+        near.round(other)
+    one.round(near.now)
     near.now += 0.5 * SILENCE
     assert not one.mesh.awake(near.now)
     near.until_ready()

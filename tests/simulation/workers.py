@@ -130,6 +130,9 @@ class SimulatedTransport:
         """Implements Transport."""
         return False
 
+    def trust(self) -> None:
+        """Implements Transport."""
+
     def go_on(self) -> None:
         """Implements Transport."""
 

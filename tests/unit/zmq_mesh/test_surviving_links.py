@@ -1,13 +1,15 @@
 """Links with a hand-off log that outlives its worker, over the simulated transports of test_links."""
 
 from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyx.mesh.stream import NUMBERS_PER_MICROSECOND, RESTART_SKIP
 from tests import mesh_messages
-from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both
+from tests.unit.zmq_mesh.link_world import LIMITS, Lasting, Worker, World, both, is_full
 from zmq_mesh.contract import HandoffLog
 
 
@@ -81,6 +83,52 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     assert not any(item.part for item in sender.links[1].stream.kept if item.kind == mesh_messages.Kind.BATCH)
     world.run(2.0, log.store)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+
+
+def stall(world: World, log: Lasting) -> None:
+    """The sibling reads and takes nothing, until it counts as away."""
+    link = world.workers[0].links[1]
+    world.workers[1].commit_delay = 1000.0
+    while not link.full:
+        world.submit(0, 1, size=3000)
+    world.run(LIMITS.peer_stall_seconds_max + 0.5, log.store)
+    assert link.away
+    log.store()
+
+
+def leave(world: World, log: Lasting) -> None:
+    world.workers[1].stopped = True
+    world.submit(0, 1)
+    world.run(LIMITS.link_silence_seconds_max + 0.5, log.store)
+    assert world.workers[0].links[1].away
+
+
+def end(world: World, log: Lasting) -> None:
+    world.kill(1)
+    world.workers[0].links[1].down(1)
+    log.store()
+
+
+@pytest.mark.parametrize("lose", [stall, leave, end])
+def test_what_must_be_stored_first_is_not_sent_before(lose: Callable[[World, Lasting], None]) -> None:
+    """A QoS 2 message of a lasting session, for a sibling that is stalled, or comes back: its publisher sends it again
+    if this worker dies before it was stored, and then it must not have been delivered.
+    """
+    log = Lasting(7)
+    world = World(2)
+    world.workers[0] = world.start(0, 1, handoffs={1: log})
+    world.run(0.5, log.store)
+    lose(world, log)
+    world.submit(0, 1, hold=True)
+    held = world.submitted[0, 1][-1]
+    if lose is end:
+        world.workers[1] = world.start(1, 2)
+    world.workers[1].stopped = False
+    world.run(0.5)
+    assert held not in world.workers[1].sequenced[0]
+    world.workers[1].commit_delay = 0.0
+    world.run(3.0, log.store)
+    assert world.workers[1].sequenced[0].count(held) == 1
 
 
 def behind(log: HandoffLog, commit_delay: float = 0.5) -> World:
@@ -328,3 +376,24 @@ def test_incarnations_have_numbers_of_their_own_although_nothing_of_the_former_o
     kept.reserved = second + 10
     third = world.start(0, 999_999_999_999_999, handoffs={1: kept}).links[1].stream.sequence
     assert third == second + 10 + RESTART_SKIP, "the clock was set back"
+
+
+@pytest.mark.parametrize("handoff", [None, Lasting])
+def test_how_many_batches_wait_for_a_sibling_is_bounded(handoff: type[Lasting] | None) -> None:
+    """However small they are: when it is silent, or dies, they are logged, or reported, in one callback."""
+    most = 8192
+    world = World(2, limits=replace(LIMITS, peer_outbox_bytes_max=64 * 1024 * 1024))
+    log = None if handoff is None else handoff(7)
+    world.workers[0] = world.start(0, 1, handoffs={} if log is None else {1: log})
+    world.run(0.5)
+    link = world.workers[0].links[1]
+    world.network.cut.add((0, 1))
+    for _ in range(most - 1):
+        world.submit(0, 1, entries=1)
+    assert not is_full(link)
+    world.submit(0, 1, entries=1)
+    assert is_full(link)
+    world.network.cut.clear()
+    world.run(3.0, lambda: None if log is None else log.store())
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    assert not is_full(link)

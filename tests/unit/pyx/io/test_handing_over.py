@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -161,6 +162,17 @@ def test_a_strange_message_closes_what_came_with_it(pair: Pair, connection: Pair
     for message in (b"x", bytes(100)):
         socket.send_fds(pair[0], [message], [connection[0].fileno(), connection[1].fileno()])
         with pytest.raises(handing_over.HandoffLost):
+            handing_over.receive(pair[1].fileno())
+
+
+@pytest.mark.parametrize("named", [0, 2, 8, 0xFFFFFFFF])
+def test_a_message_that_names_another_length(pair: Pair, connection: Pair, named: int) -> None:
+    """Fewer bytes than are in it, or more than are in it and in the memory that came with it."""
+    header = struct.pack("<BBBBHHIQ", 3, 1, 0, 0, 1, 1, named, 1 << 62)
+    with open(os.memfd_create("rest"), "r+b", buffering=0) as memory:
+        memory.write(b"rest")
+        socket.send_fds(pair[0], [header + b"h" + b"abc"], [connection[0].fileno(), memory.fileno()])
+        with pytest.raises(handing_over.HandoffLost, match=f"names {named}"):
             handing_over.receive(pair[1].fileno())
 
 

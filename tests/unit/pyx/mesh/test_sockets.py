@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
@@ -235,6 +236,7 @@ def test_a_read_out_of_turn_says_whether_it_was_all(rounds: Rounds, tmp_path: Pa
         rounds.until(lambda: len(heard.messages) > 0, "the first message")
         assert heard.messages == [[b"hello"]]
         heard.pull.receive()  # the rest of what is there
+        heard.pull.trust()
         assert heard.pull.receive()
         peer.sendall(said[end:] + message(b"behind it"))
         assert not heard.pull.receive()
@@ -374,3 +376,47 @@ def test_the_longest_path(length: int, rounds: Rounds, tmp_path: Path) -> None:
     push.send([b"x"])
     push.flush()
     rounds.until(lambda: bool(heard.messages), "it was heard")
+
+
+def test_pings_of_a_peer_that_reads_nothing() -> None:
+    """Their answers are bounded; what it says besides is heard."""
+    conversation = Conversation()
+    conversation.peer.sendall(GREETING + ready(b"PUSH"))
+    conversation.rounds.until(lambda: conversation.events == ["ready"], "it has greeted")
+    conversation.peer.setblocking(False)
+    pings = command(b"PING", bytes(2) + bytes(16)) * 1000
+    for _ in range(400):
+        conversation.rounds.settle()
+        sent = 0
+        while sent < len(pings):
+            try:
+                sent += conversation.peer.send(pings[sent:])
+            except BlockingIOError:
+                conversation.rounds.settle()
+    conversation.peer.sendall(message(b"heard"))
+    conversation.rounds.until(lambda: conversation.messages == [[b"heard"]], "its message is heard")
+    assert 0 < conversation.connection.pending < 2 * 64 * 1024
+    conversation.connection.close()
+    conversation.peer.close()
+
+
+def test_a_refused_message_may_be_sent_after_a_flush_that_sent_all(tmp_path: Path) -> None:
+    """Where the kernel's buffers are larger than what may wait, the flush itself makes room."""
+    rounds = Rounds()
+    heard = Heard(rounds, tmp_path / "own")
+    told: list[int] = []
+    push = rounds.push(tmp_path / "own", lambda: told.append(push.pending))
+    connection = max(rounds.watched)
+    rounds.until(lambda: push.is_connected, "the peer has greeted")
+    with socket.socket(fileno=os.dup(connection)) as larger:
+        larger.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)
+    sent = 0
+    while push.send([b"x" * STEP]):
+        sent += 1
+    refused = [push.is_refused]
+    push.flush()
+    rounds.until(lambda: bool(told), "it may send again")
+    refused.append(push.is_refused)
+    assert refused == [True, False]
+    rounds.until(lambda: len(heard.messages) == sent, "all has arrived")
+    rounds.close()
