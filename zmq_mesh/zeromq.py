@@ -4,6 +4,7 @@ PUSH and PULL, not DEALER: a message names its sender itself (no identity frame)
 descriptors (reading one never swallows the edge of the other), and PULL takes one message of each peer in turn,
 which makes the tick fair. PUSH with IMMEDIATE raises Again while the peer is down or its high-water mark is reached;
 the link keeps the refused message. Messages lost with a broken connection are the links' business (frame numbers).
+With keys (`zmq_mesh.curve`) it carries messages between hosts.
 
 ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) arms them again.
 So a round that ends before that must be followed by `go_on`, without waiting for an edge. Contexts are made here, after
@@ -17,10 +18,11 @@ from typing import Any, Final, cast
 
 import zmq
 
-from pyx.core.peer import Peer
+from pyx.core.peer import Peer, host_of
 from pyx.mesh.contract import Watcher
 from pyx.mesh.receiver import Receiver
 from zmq_mesh.contract import Buffer, Outlet
+from zmq_mesh.curve import Curve, Door
 from zmq_mesh.envelope import MORE, PREFIX_BYTES
 
 __all__ = ["ZeroMq"]
@@ -41,9 +43,16 @@ class _Push:
     """The PUSH socket to one peer."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, when_writable: Callable[[], object]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: Peer,
+        endpoint: Callable[[Peer], str],
+        curve: Curve | None,
+        when_writable: Callable[[], object],
     ) -> None:
-        self._address = address
+        self._peer = peer
+        self._endpoint = endpoint
+        self._curve = curve
         self._when_writable = when_writable
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -52,9 +61,19 @@ class _Push:
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.copy_threshold = REFERENCE_BYTES_MIN
-        socket.connect(address)
         self.socket = socket
+        try:
+            self._connect()
+        except BaseException:
+            socket.close(0)
+            raise
         self.fileno = cast(int, socket.getsockopt(zmq.FD))
+
+    def _connect(self) -> None:
+        if self._curve is not None:
+            self._curve.secure_outlet(self.socket, host_of(self._peer))
+        self._address = self._endpoint(self._peer)
+        self.socket.connect(self._address)
 
     def send(self, frames: list[Buffer]) -> bool:
         """Send all frames of one message, or none."""
@@ -75,9 +94,11 @@ class _Push:
         return True
 
     def reconnect(self) -> None:
-        """Reconnect at once; messages in the old pipe are lost (they were for a dead incarnation)."""
+        """Reconnect at once, to where the peer is now; messages in the old pipe are lost (they were for a dead
+        incarnation).
+        """
         self.socket.disconnect(self._address)
-        self.socket.connect(self._address)
+        self._connect()
 
     def look(self) -> None:
         """Arm the descriptor, and say that messages may be taken again."""
@@ -86,13 +107,18 @@ class _Push:
 
 
 class ZeroMq:
-    """Implements `zmq_mesh.contract.Transport`. `endpoint`: where a peer listens."""
+    """Implements `zmq_mesh.contract.Transport`. `endpoint`: where a peer listens now. `curve`: between hosts."""
 
     malformed = 0
+    """With keys: the number of messages whose sender is none of the host that has sent them."""
     is_immediate = False
 
-    def __init__(self, own: Peer, endpoint: Callable[[Peer], str], watcher: Watcher) -> None:
+    def __init__(
+        self, own: Peer, endpoint: Callable[[Peer], str], watcher: Watcher, curve: Curve | None = None
+    ) -> None:
         self._own = own
+        self._curve = curve
+        self._door: Door | None = None
         self._endpoint = endpoint
         self._watcher = watcher
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -106,6 +132,9 @@ class ZeroMq:
         inlet = self._context.socket(zmq.PULL)
         inlet.setsockopt(zmq.RCVHWM, HIGH_WATER)
         inlet.setsockopt(zmq.LINGER, 0)
+        if self._curve is not None:
+            self._door = Door(self._context, self._curve, self._watcher)
+            self._curve.secure_inlet(inlet)
         inlet.bind(self._endpoint(self._own))  # takes the path over from a dead predecessor
         self._inlet = inlet
         self._fileno = cast(int, inlet.getsockopt(zmq.FD))
@@ -113,7 +142,7 @@ class ZeroMq:
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:
         """Implements Transport."""
-        push = _Push(self._context, self._endpoint(peer), when_writable)
+        push = _Push(self._context, peer, self._endpoint, self._curve, when_writable)
         self._pushes.append(push)
         self._watcher.watch_in_round(push.fileno, push.look)
         return Outlet(push.send, push.reconnect, None)
@@ -134,15 +163,21 @@ class ZeroMq:
         """
         if self._inlet is None or not self._receiver.may_receive():
             return
-        socket = self._inlet
+        socket, curve = self._inlet, self._curve
         looked = False
         try:
             while True:
-                first = socket.recv(_NOBLOCK)
+                if curve is None:
+                    first = socket.recv(_NOBLOCK)
+                else:
+                    frame = socket.recv(_NOBLOCK, False)
+                    first = frame.bytes
                 frames: list[Any] = [first]
                 if len(first) > _FLAGS_AT and first[_FLAGS_AT] & MORE and socket.getsockopt(zmq.RCVMORE):
                     frames += socket.recv_multipart(_NOBLOCK)
-                if self._receiver.received(frames):
+                if curve is not None and not curve.is_from(frame, first):
+                    self.malformed += 1
+                elif self._receiver.received(frames):
                     return
                 if not looked:
                     # One message per wake-up is the usual case without load: EVENTS costs half of an Again.
@@ -160,6 +195,8 @@ class ZeroMq:
         for push in self._pushes:
             self._watcher.unwatch(push.fileno)
             push.socket.close(0)
+        if self._door is not None:
+            self._door.close()
         if self._inlet is not None:
             self._watcher.unwatch(self._fileno)
             self._inlet.close(0)

@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -15,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from pyx.core.peer import sibling, siblings
+from pyx.core.peer import OWN_HOST, sibling, siblings
 from pyx.mesh.sockets import SOCKET_PATH_BYTES_MAX
 from tests.rounds import Rounds, Worked
 from tests.waiting import let_pass, wait_until
 from zmq_mesh.contract import LinkLimits, Transport, Undelivered
+from zmq_mesh.curve import Curve, new_keys
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.mesh import Mesh
@@ -39,11 +41,20 @@ WATCHFUL = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_ma
 FORK = multiprocessing.get_context("fork")
 
 
-KINDS = ["unix", "zeromq", "both"]
-"""Of transports; both: every second worker has the other one."""
+KINDS = ["unix", "zeromq", "both", "curve"]
+"""Of transports; both: every second worker has the other one; curve: ZeroMQ over TCP, with keys."""
+
+KEYS = new_keys()
+"""Of the own host: as all workers are its, so are the keys."""
 
 
 def transport_of(kind: str, index: int, runtime_dir: str, rounds: Rounds) -> Transport:
+    if kind == "curve":
+        network = zlib.crc32(runtime_dir.encode())
+        address = f"tcp://127.{network >> 16 & 0x7F}.{network >> 8 & 0xFF}.{network & 0x7F | 0x80}"
+        return ZeroMq(
+            sibling(index), lambda peer: f"{address}:{20_000 + peer}", rounds, Curve(KEYS, {KEYS.public: OWN_HOST})
+        )
     if kind == "unix" or (kind == "both" and index % 2):
         return UnixSockets(sibling(index), runtime_dir, rounds)
     return ZeroMq(sibling(index), lambda peer: f"ipc://{path_of(runtime_dir, peer)}", rounds)
