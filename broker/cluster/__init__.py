@@ -1,0 +1,1 @@
+"""Hosts that are one broker: what they agree on through etcd, used by the control process alone."""

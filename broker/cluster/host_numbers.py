@@ -1,0 +1,45 @@
+"""The number of a host in its cluster, by which messages between hosts name it (`pyx.core.peer`).
+
+It belongs to an installation for ever: what other hosts have stored about a host (positions of links, hand-off logs)
+names its number, and must not be taken for what another installation has said.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.cluster.contract import Coordination, CoordinationError, KeyCondition, Put
+from pyx.core.peer import HOSTS_MAX, OWN_HOST
+
+__all__ = ["NoNumberLeft", "number_of_host"]
+
+_DIGITS: Final = len(str(HOSTS_MAX))
+
+
+class NoNumberLeft(CoordinationError):
+    """Every number has been given away: HOSTS_MAX - 1 installations were hosts of this cluster."""
+
+
+async def number_of_host(coordination: Coordination, cluster: str, installation: str) -> int:
+    """Return the number of an installation, from 1 to HOSTS_MAX - 1; a new one if it has none yet.
+
+    Raises CoordinationError; then it may have been given one all the same, which the next call returns.
+    """
+    by_number = f"/mqttd/{cluster}/numbers/".encode()
+    by_installation = f"/mqttd/{cluster}/installations/{installation}".encode()
+    while True:
+        found = await coordination.read(by_installation)
+        if found is not None:
+            return int(found.value)
+        # never given to another one, so the highest is the number of those that were given
+        taken = (await coordination.read_all(by_number)).entries
+        number = int(taken[-1].key.removeprefix(by_number)) + 1 if taken else OWN_HOST + 1
+        if number >= HOSTS_MAX:
+            raise NoNumberLeft(
+                f"the cluster {cluster!r} has had {HOSTS_MAX - 1} hosts: there is no number for another one"
+            )
+        key = by_number + f"{number:0{_DIGITS}d}".encode()
+        await coordination.transact(
+            [KeyCondition(key, 0), KeyCondition(by_installation, 0)],
+            [Put(key, installation.encode()), Put(by_installation, str(number).encode())],
+        )

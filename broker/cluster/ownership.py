@@ -1,0 +1,211 @@
+"""Which host owns a client id: one, by a record in the coordinator that ends with the lease of its host.
+
+The *epoch* of an ownership is the revision at which its record was written. Epochs of a client id rise, also over the
+deletion of its record, so whoever knows a higher one refuses what a former owner says.
+
+Requests that come at the same time travel in one transaction. If some of its conditions do not hold, the answer says
+which, and the others are sent again: mostly twice as many transactions, however many fail. Transactions are so far
+apart that all hosts together make TRANSACTIONS_PER_SECOND_MAX at most, and none waits while there are few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.cluster.contract import (
+    OPERATIONS_MAX,
+    Coordination,
+    CoordinationError,
+    Delete,
+    Entry,
+    KeyCondition,
+    LeaseEnded,
+    Put,
+)
+
+__all__ = ["KEPT_BYTES_MAX", "TRANSACTIONS_PER_SECOND_MAX", "Owner", "Ownership"]
+
+TRANSACTIONS_PER_SECOND_MAX: Final = 900
+"""Of all hosts together."""
+KEPT_BYTES_MAX: Final = 64
+"""A client id of more bytes is a digest in its key: etcd holds every key in memory."""
+_BATCHES_MAX: Final = 4
+"""Transactions under way at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a client id. epoch: 0 with node "": nobody owns it."""
+
+    node: str
+    epoch: int
+
+
+_NOBODY: Final = Owner("", 0)
+
+
+@dataclass(slots=True)
+class _Request:
+    key: bytes
+    epoch: int
+    """That the record must have; 0: there must be none."""
+    is_release: bool
+    answer: asyncio.Future[Owner]
+
+
+class Ownership:
+    """The requests of one host. `lease`: returns its present lease, 0: it is no member. Used in one event loop."""
+
+    def __init__(self, coordination: Coordination, cluster: str, node: str, lease: Callable[[], int]) -> None:
+        self._coordination = coordination
+        self._prefix = f"/mqttd/{cluster}/owners/".encode()
+        self._node = node
+        self._record = node.encode()
+        self._lease = lease
+        self._waiting: deque[_Request] = deque()
+        self._again: deque[list[_Request]] = deque()  # what is left of batches of which some were refused
+        self._is_closed = False
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_at = 0.0
+        self.hosts = 1
+        """Number of hosts that share TRANSACTIONS_PER_SECOND_MAX."""
+        self.transactions = 0
+        """Number of transactions made."""
+
+    async def claim(self, client_id: str) -> Owner:
+        """Return the owner of a client id: this host if nobody was it. Raises CoordinationError, after which it may
+        own it all the same.
+        """
+        return await self._ask(client_id, 0, is_release=False)
+
+    async def take(self, client_id: str, epoch: int) -> Owner:
+        """Make this host the owner in place of the one with this epoch. Return who is the owner now: another one if it
+        changed meanwhile. Raises CoordinationError, after which it may own it all the same.
+        """
+        return await self._ask(client_id, epoch, is_release=False)
+
+    async def release(self, client_id: str, epoch: int) -> None:
+        """End the ownership with this epoch. No effect on a later one. Raises CoordinationError."""
+        await self._ask(client_id, epoch, is_release=True)
+
+    async def close(self) -> None:
+        """Wait for what is under way, and refuse the rest, and what comes, with CoordinationError."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+        for batch in (list(self._waiting), *self._again):
+            self._fail(batch, CoordinationError("this host leaves the cluster"))
+
+    def key_of(self, client_id: str) -> bytes:
+        """Return the key of a client id's record."""
+        name = client_id.encode()
+        if len(name) > KEPT_BYTES_MAX:  # longer than any that stands for itself, so they never meet
+            name = b"#" + hashlib.blake2b(name, digest_size=KEPT_BYTES_MAX // 2).hexdigest().encode()
+        return self._prefix + name
+
+    # ------------------------------------------------------------ batches
+
+    async def _ask(self, client_id: str, epoch: int, *, is_release: bool) -> Owner:
+        if self._is_closed:
+            raise CoordinationError("this host leaves the cluster")
+        loop = asyncio.get_running_loop()
+        request = _Request(self.key_of(client_id), epoch, is_release, loop.create_future())
+        self._waiting.append(request)
+        self._schedule()
+        return await request.answer
+
+    def _schedule(self) -> None:
+        """Send a batch when the next one may go: not in this call, so that what comes at the same time goes with it."""
+        if self._is_closed or self._timer is not None or len(self._under_way) == _BATCHES_MAX:
+            return
+        if self._waiting or self._again:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(self._next_at, loop.time()), self._send)
+
+    def _send(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        batch = self._again.popleft() if self._again else self._next_batch()
+        if batch:
+            self._next_at = loop.time() + self.hosts / TRANSACTIONS_PER_SECOND_MAX
+            task = loop.create_task(self._transact(batch))
+            self._under_way.add(task)
+            task.add_done_callback(self._is_done)
+        self._schedule()
+
+    def _is_done(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._schedule()
+
+    def _next_batch(self) -> list[_Request]:
+        """Return the first requests that wait, one for each key: the others of that key stay, in their order."""
+        batch: dict[bytes, _Request] = {}
+        left: list[_Request] = []
+        while self._waiting and len(batch) < OPERATIONS_MAX and len(left) < OPERATIONS_MAX:
+            request = self._waiting.popleft()
+            if request.answer.cancelled():
+                continue
+            if request.key in batch:
+                left.append(request)
+            else:
+                batch[request.key] = request
+        self._waiting.extendleft(reversed(left))
+        return list(batch.values())
+
+    async def _transact(self, batch: list[_Request]) -> None:
+        try:
+            lease = self._lease()
+            if not lease:
+                raise LeaseEnded("this host is no member of the cluster")
+            self.transactions += 1
+            outcome = await self._coordination.transact(
+                [KeyCondition(each.key, each.epoch) for each in batch],
+                [Delete(each.key) if each.is_release else Put(each.key, self._record, lease) for each in batch],
+            )
+        except CoordinationError as error:
+            self._fail(batch, error)
+        except BaseException as error:
+            self._fail(batch, CoordinationError(f"a defect: {error!r}"))
+            raise
+        else:
+            if outcome.done:
+                for each in batch:
+                    self._answer(each, _NOBODY if each.is_release else Owner(self._node, outcome.revision))
+            else:
+                self._answer_refused(batch, outcome.found)
+
+    def _answer_refused(self, batch: list[_Request], found: Sequence[Entry | None]) -> None:
+        """Answer those whose condition does not hold. The others are the next batch: with new ones, which may be
+        refused, they might be sent again and again.
+        """
+        rest = []
+        for each, entry in zip(batch, found, strict=True):
+            if (entry.changed if entry is not None else 0) == each.epoch:
+                rest.append(each)
+            else:
+                self._answer(each, _owner(entry))
+        if rest:
+            self._again.append(rest)
+
+    @staticmethod
+    def _answer(request: _Request, owner: Owner) -> None:
+        if not request.answer.done():
+            request.answer.set_result(owner)
+
+    @staticmethod
+    def _fail(batch: list[_Request], error: CoordinationError) -> None:
+        for each in batch:
+            if not each.answer.done():
+                each.answer.set_exception(error)
+
+
+def _owner(entry: Entry | None) -> Owner:
+    return _NOBODY if entry is None else Owner(entry.value.decode(errors="replace"), entry.changed)

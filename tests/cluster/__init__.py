@@ -1,0 +1,1 @@
+"""Hosts that are one broker: coordination by etcd, membership, ownership."""

@@ -1,0 +1,91 @@
+"""Real etcd servers on free ports of 127.0.0.1, without fsync: tests of mqttd do not cut etcd's power."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+__all__ = ["EtcdProcess", "etcd_process"]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class EtcdProcess:
+    """One etcd server with a folder of its own, a cluster of one. Its ports and data stay over `stop` and `start`."""
+
+    def __init__(self, folder: Path, options: Sequence[str] = (), scheme: str = "http") -> None:
+        self.folder = folder
+        self.port, self._peer_port, self._metrics_port = _free_ports(3)
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self.url = f"{scheme}://{self.endpoint}"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> EtcdProcess:
+        """Start it and wait until it answers."""
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        program = shutil.which("etcd")
+        assert program is not None, "etcd is missing: install etcd-server"
+        command = [
+            *("setpriv", "--pdeathsig", "KILL"),  # it ends with the tests, however they end
+            program,
+            *("--name", "one", "--data-dir", str(self.folder / "data"), "--unsafe-no-fsync"),
+            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"one={peer}"),
+            *("--listen-metrics-urls", f"http://127.0.0.1:{self._metrics_port}"),
+            *self._options,
+        ]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(self._is_healthy, 60, "etcd serves")
+        return self
+
+    def _is_healthy(self) -> bool:
+        assert self._process is not None
+        status = self._process.poll()
+        assert status is None, f"etcd ended with status {status}: {self.log()[-3000:]}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Kill it and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.contextmanager
+def etcd_process(options: Sequence[str] = (), scheme: str = "http") -> Iterator[EtcdProcess]:
+    """A running etcd server, removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="mqttd-etcd-") as folder:
+        server = EtcdProcess(Path(folder), options, scheme)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
