@@ -46,11 +46,13 @@ def new_keys() -> KeyPair:
 
 class Curve:
     """The keys of this host and the public ones of the others. `hosts`: by key, the number of its host; whoever changes
-    what it has decides who is heard from then on.
+    what it has decides who is heard from then on. `frame_bytes_max`: of a message's frames; somebody without a key can
+    make ZeroMQ take as much memory for each of its connections, for _HANDSHAKE_MS.
     """
 
-    def __init__(self, own: KeyPair, hosts: Mapping[bytes, int]) -> None:
+    def __init__(self, own: KeyPair, hosts: Mapping[bytes, int], frame_bytes_max: int) -> None:
         self.own = own
+        self.frame_bytes_max = frame_bytes_max
         self.hosts = hosts
         self.refused = 0
         """Number of connections that were refused because no host has their key."""
@@ -63,6 +65,8 @@ class Curve:
 
     def secure_inlet(self, socket: zmq.Socket[bytes]) -> None:
         """Let a socket that is not bound yet accept hosts of the cluster alone. A `Door` answers for it."""
+        socket.setsockopt(zmq.MAXMSGSIZE, self.frame_bytes_max)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)

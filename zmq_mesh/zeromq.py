@@ -54,6 +54,8 @@ class _Push:
         self._endpoint = endpoint
         self._curve = curve
         self._when_writable = when_writable
+        self._address = ""
+        """Where it is connected to; empty: nowhere."""
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -72,8 +74,9 @@ class _Push:
     def _connect(self) -> None:
         if self._curve is not None:
             self._curve.secure_outlet(self.socket, host_of(self._peer))
-        self._address = self._endpoint(self._peer)
-        self.socket.connect(self._address)
+        address = self._endpoint(self._peer)
+        self.socket.connect(address)
+        self._address = address
 
     def send(self, frames: list[Buffer]) -> bool:
         """Send all frames of one message, or none."""
@@ -97,7 +100,9 @@ class _Push:
         """Reconnect at once, to where the peer is now; messages in the old pipe are lost (they were for a dead
         incarnation).
         """
-        self.socket.disconnect(self._address)
+        address, self._address = self._address, ""
+        if address:  # else the peer had no key when it was last tried
+            self.socket.disconnect(address)
         self._connect()
 
     def look(self) -> None:
@@ -135,7 +140,11 @@ class ZeroMq:
         if self._curve is not None:
             self._door = Door(self._context, self._curve, self._watcher)
             self._curve.secure_inlet(inlet)
-        inlet.bind(self._endpoint(self._own))  # takes the path over from a dead predecessor
+        try:
+            inlet.bind(self._endpoint(self._own))  # takes the path over from a dead predecessor
+        except BaseException:
+            inlet.close(0)  # else the context would wait for it for ever
+            raise
         self._inlet = inlet
         self._fileno = cast(int, inlet.getsockopt(zmq.FD))
         self._watcher.watch_in_round(self._fileno, self.go_on)

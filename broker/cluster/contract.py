@@ -41,7 +41,9 @@ class CoordinationError(Exception):
 
 
 class Unreachable(CoordinationError):
-    """No endpoint answered in time. A transaction may have been done or not: read before you try again."""
+    """No endpoint answered in time. A transaction may have been done, or may be done yet, even after a read that does
+    not show it: only its conditions keep it from being done too late.
+    """
 
 
 class Denied(CoordinationError):

@@ -52,11 +52,13 @@ _CHANNEL: Final = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.keepalive_time_ms", 10_000),  # etcd refuses less than 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),  # 2 by default: then a silent peer of a watch is noticed after 80 s
 )
 _Code: Final = grpc.StatusCode
 _REFUSED: Final = (
     _Code.FAILED_PRECONDITION,
     _Code.INVALID_ARGUMENT,
+    _Code.OUT_OF_RANGE,
     _Code.PERMISSION_DENIED,
     _Code.RESOURCE_EXHAUSTED,
     _Code.UNAUTHENTICATED,
@@ -79,12 +81,14 @@ class EtcdAddress:
 
 def _error(error: grpc.RpcError, endpoint: str) -> CoordinationError:
     """Return what a failed call means."""
-    code, details = error.code(), error.details()
+    code, details = error.code(), error.details() or ""
     said = f"etcd at {endpoint}: {details or code.name}"
     if code is _Code.NOT_FOUND and "lease" in details:
         return LeaseEnded(said)
-    if code is _Code.OUT_OF_RANGE:
+    if code is _Code.OUT_OF_RANGE and "compacted" in details:
         return Compacted(said)
+    if "too many requests" in details:
+        return Unreachable(said)
     return Denied(said) if code in _REFUSED else Unreachable(said)
 
 
@@ -147,6 +151,11 @@ class _Endpoint:
         except grpc.RpcError as error:
             raise _error(error, self.name) from error
 
+    def forget_token(self) -> None:
+        """Ask for a new one before the next call."""
+        if self._address.user:
+            self._metadata = None
+
     async def _authenticate(self) -> tuple[tuple[str, str], ...]:
         request = etcdrpc.AuthenticateRequest(name=self._address.user, password=self._address.password)
         answer = await etcdrpc.AuthStub(self.channel).Authenticate(request, timeout=CALL_SECONDS)
@@ -158,7 +167,11 @@ class Etcd:
     """Implements `broker.cluster.contract.Coordination`. Used in one event loop."""
 
     def __init__(self, address: EtcdAddress) -> None:
-        """Connect at the first call. Raises OSError for a file that cannot be read."""
+        """Connect at the first call. Raises OSError for a file that cannot be read, ValueError for a certificate
+        without an authority.
+        """
+        if address.ca is None and (address.certificate or address.key):
+            raise ValueError("a certificate for etcd needs the authority of etcd's own (ca)")
         self._endpoints = [_Endpoint(address, each) for each in address.endpoints]
         self._at = 0
 
@@ -320,6 +333,13 @@ class Etcd:
             while answer is not grpc.aio.EOF:
                 if answer.compact_revision:
                     raise Compacted(f"etcd keeps nothing before revision {answer.compact_revision}")
+                if answer.created and answer.header.revision < revision:
+                    raise Compacted(
+                        f"etcd at {endpoint.name} is at revision {answer.header.revision}: it has lost data"
+                    )
+                if answer.canceled and ("auth token" in answer.cancel_reason or _OLD_RIGHTS in answer.cancel_reason):
+                    endpoint.forget_token()
+                    raise Unreachable(f"etcd at {endpoint.name}: {answer.cancel_reason}")
                 if answer.canceled:
                     raise Denied(f"etcd at {endpoint.name} ended the watch: {answer.cancel_reason or 'no reason'}")
                 if answer.events:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 import re
+import struct
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import orjson
+from zmq.utils import z85
 
 __all__ = ["NODE_ID", "RECORD_BYTES_MAX", "HostRecord", "HostState", "MalformedHostRecord"]
 
@@ -104,14 +106,30 @@ class HostRecord:
             node,
             _number(read["incarnation"], 1, _INCARNATION_MAX),
             _text(read["installation"], re.compile("[0-9a-f]{32}")),
-            _text(read["address"], re.compile(r"tcp://\S{1,255}:[0-9]{1,5}")),
-            _text(read["curve_key"], _KEY),
+            _address(read["address"]),
+            _curve_key(read["curve_key"]),
             _number(read["workers"], 1, _WORKERS_MAX),
             HostState(read["state"]),
             _text(read["release"], re.compile(r"\S{1,64}")),
             (oldest, newest),
             _number(read.get("connections_max", 0), 0, _INCARNATION_MAX),
         )
+
+
+def _address(value: Any) -> str:
+    address = _text(value, re.compile(r"tcp://[^\s;/]{1,255}:[0-9]{1,5}"))
+    _number(int(address.rpartition(":")[2]), 1, 65535)
+    return address
+
+
+def _curve_key(value: Any) -> str:
+    """Return a key of 32 bytes in Z85: five characters are a number below 2^32."""
+    key = _text(value, _KEY)
+    try:
+        z85.decode(key)
+    except struct.error as error:
+        raise ValueError(f"{key!r} is no key: {error}") from error
+    return key
 
 
 def _number(value: Any, least: int, most: int) -> int:

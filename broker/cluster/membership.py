@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from broker.cluster.contract import Compacted, Coordination, Denied, Entry, KeyCondition, LeaseEnded, Put, Unreachable
 from broker.cluster.host_record import NODE_ID, HostRecord, HostState, MalformedHostRecord
 
-__all__ = ["DRIFT", "LEASE_SECONDS", "Membership", "MembershipEvents", "boot_time"]
+__all__ = ["DRIFT", "LEASE_SECONDS", "HostMembership", "MembershipEvents", "boot_time"]
 
 LEASE_SECONDS: Final = 10
 """Long enough for an election of etcd's leader (1 s to 2 s), and for a host that is stopped for a moment."""
@@ -60,7 +60,7 @@ class MembershipEvents(Protocol):
         """It answers again."""
 
 
-class Membership:
+class HostMembership:
     """`run` it as a task. `cluster`: the name under which all its hosts find each other."""
 
     def __init__(
@@ -78,6 +78,7 @@ class Membership:
             raise ValueError(f"{cluster!r} is no name of a cluster: letters, digits, '.', '_' and '-', at most 63")
         if not NODE_ID.fullmatch(own.node):
             raise ValueError(f"{own.node!r} is no node id: letters, digits, '.', '_' and '-', at most 63")
+        HostRecord.decode(own.node, own.changed(HostState.JOINING, 1).encode())  # as others will read it
         self._coordination = coordination
         self._prefix = f"/mqttd/{cluster}/hosts/".encode()
         self._key = self._prefix + own.node.encode()
@@ -89,6 +90,8 @@ class Membership:
         self._written: HostRecord | None = None
         self._changed = 0  # the revision of our record
         self._lease = 0
+        self._granted: set[int] = set()  # leases that are ours, and no former process's
+        self._is_displaced = False  # a copy of this installation has our node id
         self._seconds = lease_seconds  # of the lease that we have
         self._hosts: dict[str, HostRecord] = {}
         self._unreadable: dict[bytes, int] = {}  # by key: the revision of a record that could not be read
@@ -120,7 +123,9 @@ class Membership:
         """
         self.proven_until = 0.0
         if self._lease:
-            await self._coordination.revoke(self._lease)
+            found = await self._coordination.read(self._key)
+            if found is None or self._is_ours(found):
+                await self._coordination.revoke(self._lease)
             self._lease = 0
 
     async def run(self) -> None:
@@ -165,14 +170,14 @@ class Membership:
         if lease is None:
             return
         asked = self._clock()
-        kept = lease != 0
         try:
-            seconds = await self._coordination.keep_alive(lease) if kept else self._lease_seconds
+            seconds = await self._coordination.keep_alive(lease) if lease else self._lease_seconds
         except LeaseEnded:
             return  # so will the record
-        if not kept:
+        if not lease:
             asked = self._clock()
             lease = await self._coordination.grant(self._lease_seconds)
+            self._granted.add(lease)
         # each join reads a revision after the former one wrote its record, so this rises
         own = self._own.changed(self._state, view.revision)
         condition = KeyCondition(self._key, 0 if found is None else found.changed)
@@ -182,7 +187,8 @@ class Membership:
             return
         self._written, self._changed = own, outcome.revision
         self._prove(asked, seconds)
-        self._events.joined(own.incarnation, lease, kept)
+        self._is_displaced = False
+        self._events.joined(own.incarnation, lease, lease not in self._granted)
 
     def _former_lease(self, found: Entry | None) -> int | None:
         """Return the lease with which to join; 0: a new one, None: another host has this node id."""
@@ -192,7 +198,7 @@ class Membership:
             by = HostRecord.decode(self._own.node, found.value)
         except MalformedHostRecord:
             return None  # `_watch` reports it; it is a later release's, which does not let its lease end by mistake
-        if by.installation == self._own.installation and self._taken_by != (by.installation, by.incarnation):
+        if by.installation == self._own.installation and not self._is_displaced:
             return found.lease
         self._is_taken(by)
         return None
@@ -221,22 +227,38 @@ class Membership:
             if outcome.done:
                 self._written, self._changed = own, outcome.revision
             else:
-                self._look_at(outcome.found[0])
+                await self._look_at(outcome.found[0])
         elif self._is_doubted:
             self._is_doubted = False
-            self._look_at(await self._coordination.read(self._key))
+            try:
+                found = await self._coordination.read(self._key)
+            except BaseException:
+                self._is_doubted = True
+                raise
+            await self._look_at(found)
 
-    def _look_at(self, found: Entry | None) -> None:
+    def _is_ours(self, found: Entry) -> bool:
+        """Whether a record under our node id was written by this process."""
+        try:
+            by = HostRecord.decode(self._own.node, found.value)
+        except MalformedHostRecord:
+            return False
+        written = self._written
+        return by.installation == self._own.installation and (written is None or by.incarnation == written.incarnation)
+
+    async def _look_at(self, found: Entry | None) -> None:
         """Take what the coordinator has as our record. Raises LeaseEnded if it is not ours."""
         assert self._written is not None
         if found is None:
+            await self._coordination.revoke(self._lease)  # so that what is bound to it ends, as `lost` says
             raise LeaseEnded("the record of this host was deleted")
         try:
             by = HostRecord.decode(self._own.node, found.value)
         except MalformedHostRecord as error:
             raise LeaseEnded("the record of this host was replaced") from error
-        if (by.installation, by.incarnation) != (self._own.installation, self._written.incarnation):
-            self._is_taken(by)  # as from a copy of the data directory
+        if not self._is_ours(found):
+            self._is_displaced = by.installation == self._own.installation  # a copy of the data directory
+            self._is_taken(by)
             raise LeaseEnded("the record of this host was replaced")
         self._written, self._changed = by, found.changed  # an answer was lost
 
@@ -249,6 +271,8 @@ class Membership:
                 self._hosts = {}
                 for entry in view.entries:
                     self._take(entry.key, entry)
+                if all(entry.key != self._key for entry in view.entries):
+                    self._take(self._key, None)
                 self._reached("others")
                 self._events.hosts_changed(self.hosts)
                 async for changes in self._coordination.watch(self._prefix, view.revision):

@@ -55,7 +55,13 @@ class _Request:
     epoch: int
     """That the record must have; 0: there must be none."""
     is_release: bool
-    answer: asyncio.Future[Owner]
+    answers: list[asyncio.Future[Owner]]
+    """Of all who ask for the same."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits any more."""
+        return all(each.cancelled() for each in self.answers)
 
 
 class Ownership:
@@ -68,6 +74,7 @@ class Ownership:
         self._record = node.encode()
         self._lease = lease
         self._waiting: deque[_Request] = deque()
+        self._asked: dict[tuple[bytes, int, bool], _Request] = {}  # of those that wait
         self._again: deque[list[_Request]] = deque()  # what is left of batches of which some were refused
         self._is_closed = False
         self._under_way: set[asyncio.Task[None]] = set()
@@ -99,10 +106,12 @@ class Ownership:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-        for batch in (list(self._waiting), *self._again):
-            self._fail(batch, CoordinationError("this host leaves the cluster"))
+        try:
+            if self._under_way:
+                await asyncio.wait(self._under_way)
+        finally:
+            for batch in (list(self._waiting), *self._again):
+                self._fail(batch, CoordinationError("this host leaves the cluster"))
 
     def key_of(self, client_id: str) -> bytes:
         """Return the key of a client id's record."""
@@ -116,11 +125,18 @@ class Ownership:
     async def _ask(self, client_id: str, epoch: int, *, is_release: bool) -> Owner:
         if self._is_closed:
             raise CoordinationError("this host leaves the cluster")
-        loop = asyncio.get_running_loop()
-        request = _Request(self.key_of(client_id), epoch, is_release, loop.create_future())
-        self._waiting.append(request)
-        self._schedule()
-        return await request.answer
+        if not 0 <= epoch < 1 << 63:
+            raise ValueError(f"{epoch} is no epoch")
+        answer: asyncio.Future[Owner] = asyncio.get_running_loop().create_future()
+        key = self.key_of(client_id)
+        request = self._asked.get((key, epoch, is_release))
+        if request is not None:
+            request.answers.append(answer)
+        else:
+            request = self._asked[key, epoch, is_release] = _Request(key, epoch, is_release, [answer])
+            self._waiting.append(request)
+            self._schedule()
+        return await answer
 
     def _schedule(self) -> None:
         """Send a batch when the next one may go: not in this call, so that what comes at the same time goes with it."""
@@ -133,7 +149,8 @@ class Ownership:
     def _send(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        batch = self._again.popleft() if self._again else self._next_batch()
+        again = self._again.popleft() if self._again else []
+        batch = [each for each in again if not each.is_cancelled] or self._next_batch()
         if batch:
             self._next_at = loop.time() + self.hosts / TRANSACTIONS_PER_SECOND_MAX
             task = loop.create_task(self._transact(batch))
@@ -151,14 +168,20 @@ class Ownership:
         left: list[_Request] = []
         while self._waiting and len(batch) < OPERATIONS_MAX and len(left) < OPERATIONS_MAX:
             request = self._waiting.popleft()
-            if request.answer.cancelled():
+            if request.is_cancelled:
+                self._forget(request)
                 continue
             if request.key in batch:
                 left.append(request)
             else:
                 batch[request.key] = request
         self._waiting.extendleft(reversed(left))
+        for request in batch.values():
+            self._forget(request)
         return list(batch.values())
+
+    def _forget(self, request: _Request) -> None:
+        del self._asked[request.key, request.epoch, request.is_release]
 
     async def _transact(self, batch: list[_Request]) -> None:
         try:
@@ -190,21 +213,30 @@ class Ownership:
         for each, entry in zip(batch, found, strict=True):
             if (entry.changed if entry is not None else 0) == each.epoch:
                 rest.append(each)
+            elif entry is not None and self._is_of_former_lease(entry) and not each.is_release:
+                each.epoch = entry.changed
+                rest.append(each)
             else:
                 self._answer(each, _owner(entry))
         if rest:
             self._again.append(rest)
 
+    def _is_of_former_lease(self, entry: Entry) -> bool:
+        """Whether the record is this host's, and would end with a lease that it has no more."""
+        return entry.value == self._record and entry.lease != self._lease()
+
     @staticmethod
     def _answer(request: _Request, owner: Owner) -> None:
-        if not request.answer.done():
-            request.answer.set_result(owner)
+        for answer in request.answers:
+            if not answer.done():
+                answer.set_result(owner)
 
     @staticmethod
     def _fail(batch: list[_Request], error: CoordinationError) -> None:
         for each in batch:
-            if not each.answer.done():
-                each.answer.set_exception(error)
+            for answer in each.answers:
+                if not answer.done():
+                    answer.set_exception(error)
 
 
 def _owner(entry: Entry | None) -> Owner:

@@ -25,6 +25,10 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def _state_of(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 class EtcdProcess:
     """One etcd server with a folder of its own, a cluster of one. Its ports and data stay over `stop` and `start`."""
 
@@ -68,9 +72,16 @@ class EtcdProcess:
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def signal(self, number: signal.Signals) -> None:
+    def freeze(self) -> None:
+        """Stop all its threads, until `thaw`."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        wait_until(lambda: {_state_of(each) for each in tasks.iterdir()} == {"T"}, 30, "its threads have stopped")
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Kill it and wait for its end."""

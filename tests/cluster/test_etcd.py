@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import shutil
 import socket
 import subprocess
 import time
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.contract import CoordinationError, Denied, Put, Unreachable
+from broker.cluster.contract import Compacted, CoordinationError, Denied, Put, Unreachable
 from broker.cluster.etcd import CALL_SECONDS, Etcd, EtcdAddress
 from broker.cluster.etcd_messages import etcdrpc
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
@@ -113,7 +113,7 @@ def test_an_etcd_that_is_stopped_delays_nobody_for_long(server: EtcdProcess) -> 
     async def run() -> None:
         async with connected(server.endpoint) as one:
             lease = await one.grant(60)
-            server.signal(signal.SIGSTOP)
+            server.freeze()
             try:
                 for call in (
                     lambda: one.read(b"k"),
@@ -126,7 +126,7 @@ def test_an_etcd_that_is_stopped_delays_nobody_for_long(server: EtcdProcess) -> 
                         await call()
                     assert time.monotonic() - begun >= 0.9 * CALL_SECONDS
             finally:
-                server.signal(signal.SIGCONT)
+                server.thaw()
             assert await one.keep_alive(lease) == 60
 
     asyncio.run(run())
@@ -167,6 +167,50 @@ def test_user_and_password_also_after_a_restart(server: EtcdProcess) -> None:
             assert [each.entry and each.entry.value for each in changes.changes] == [b"2"]
 
     asyncio.run(run())
+
+
+def test_a_watch_outlives_a_restart_that_forgets_its_token(server: EtcdProcess) -> None:
+    async def run() -> None:
+        await add_users(server.endpoint)
+        async with connected(server.endpoint, user="mqttd", password="mqttd's") as one:
+            at = await put(one, b"/mqttd/a", b"1")
+            watch = one.watch(b"/mqttd/", at)
+            await put(one, b"/mqttd/a", b"2")
+            async with asyncio.timeout(60):
+                assert [each.key for each in (await anext(watch)).changes] == [b"/mqttd/a"]
+            server.stop()
+            await asyncio.to_thread(server.start)
+            following = asyncio.ensure_future(anext(watch))  # before any call has renewed the token
+            await asyncio.sleep(0.5)
+            async with connected(server.endpoint, user="mqttd", password="mqttd's") as other:
+                await put(other, b"/mqttd/b", b"3")
+            async with asyncio.timeout(60):
+                assert [each.key for each in (await following).changes] == [b"/mqttd/b"]
+
+    asyncio.run(run())
+
+
+def test_an_etcd_that_has_lost_its_data(server: EtcdProcess) -> None:
+    """Its revisions begin anew: whoever watches has to read everything again."""
+
+    async def run() -> None:
+        async with connected(server.endpoint) as one:
+            for _ in range(20):
+                at = await put(one, b"k", b"")
+            server.stop()
+            shutil.rmtree(server.folder / "data")
+            await asyncio.to_thread(server.start)
+            await put(one, b"k", b"")
+            with pytest.raises(Compacted, match="lost data"):
+                async with asyncio.timeout(60):
+                    await anext(one.watch(b"k", at))
+
+    asyncio.run(run())
+
+
+def test_a_certificate_without_an_authority(certificates: Path) -> None:
+    with pytest.raises(ValueError, match="authority"):
+        Etcd(EtcdAddress(("127.0.0.1:1",), certificate=certificates / "client.pem"))
 
 
 def test_whoever_is_refused_is_told_so(server: EtcdProcess) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.contract import Coordination, Delete, Put
+from broker.cluster.contract import Coordination, Delete, Entry, Put, Unreachable
 from broker.cluster.host_record import RECORD_BYTES_MAX, HostRecord, HostState, MalformedHostRecord
-from broker.cluster.membership import DRIFT, Membership
+from broker.cluster.membership import DRIFT, HostMembership
 from tests.cluster.etcd_process import etcd_process
 from tests.cluster.in_memory import Connection, CoordinatorInMemory
 
@@ -60,7 +60,7 @@ class Host:
 
     def __init__(self, coordination: Coordination, own: HostRecord, clock: Callable[[], float], lease: int = 1) -> None:
         self.seen = Recorder()
-        self.membership = Membership(coordination, "test", own, self.seen, lease_seconds=lease, clock=clock)
+        self.membership = HostMembership(coordination, "test", own, self.seen, lease_seconds=lease, clock=clock)
         self.task = asyncio.create_task(self.membership.run())
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
@@ -266,6 +266,100 @@ def test_lost_answers() -> None:
     run(test)
 
 
+def test_a_lost_answer_after_a_restart_does_not_keep_a_lease_that_has_ended() -> None:
+    async def test(hosts: Hosts) -> None:
+        first = hosts.start()
+        await first.until_word("joined")
+        await first.stop()
+        hosts.wait(2)
+        connection = hosts.coordinator.connect()
+        connection.loses_answers = True
+        again = hosts.start(connection=connection)
+        await again.until_word("out_of_reach")
+        connection.loses_answers = False
+        await again.until_word("joined")
+        assert [each[3] for each in again.seen.events if each[0] == "joined"] == [False]
+
+    run(test)
+
+
+def test_a_doubt_outlives_a_read_that_fails() -> None:
+    async def test(hosts: Hosts) -> None:
+        connection = hosts.coordinator.connect()
+        first = hosts.start(connection=connection)
+        await first.until_word("joined")
+        read, failed = connection.read, asyncio.Event()
+
+        async def fail_once(key: bytes) -> Entry | None:
+            if failed.is_set():
+                return await read(key)
+            failed.set()
+            raise Unreachable("once")
+
+        connection.read = fail_once  # type: ignore[method-assign]
+        second = hosts.start()
+        await second.until_word("joined")
+        await first.until_word("lost")
+        assert failed.is_set()
+
+    run(test)
+
+
+def test_leaving_ends_no_lease_that_another_process_has_taken_over() -> None:
+    async def test(hosts: Hosts) -> None:
+        first = hosts.start()
+        await first.until_word("joined")
+        await first.stop()
+        second = hosts.start()
+        await second.until_word("joined")
+        await first.membership.leave()
+        assert await hosts.coordinator.connect().read(KEY) is not None
+        await second.stop()
+        await second.membership.leave()
+        assert await hosts.coordinator.connect().read(KEY) is None
+
+    run(test)
+
+
+def test_a_displaced_host_waits_also_while_the_other_one_restarts() -> None:
+    async def test(hosts: Hosts) -> None:
+        first, second = hosts.start(), None
+        await first.until_word("joined")
+        second = hosts.start()
+        await first.until_word("lost")
+        await second.stop()
+        third = hosts.start()
+        await third.until_word("joined")
+        await asyncio.sleep(1)  # the first one tries twice a second
+        assert first.seen.words.count("joined") == 1
+        assert third.seen.words == ["joined"]
+
+    run(test)
+
+
+def test_a_record_that_was_deleted_and_the_history_compacted() -> None:
+    async def test(hosts: Hosts) -> None:
+        connection = hosts.coordinator.connect()
+        host = hosts.start(connection=connection)
+        await host.until_word("joined")
+        connection.is_cut = True
+        await hosts.coordinator.connect().transact([], [Delete(KEY)])
+        hosts.coordinator.compact()
+        connection.is_cut = False
+        await hosts.coordinator.connect().transact([], [Put(KEY[:-2] + b"other", OWN.encode())])
+        await host.until_word("joined", 2)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"release": "1.0 beta"}, {"address": "tcp://h:0"}, {"address": "tcp://h:65536"}, {"curve_key": "#" * 40}]
+)
+def test_a_host_does_not_say_what_others_cannot_read(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="malformed"):
+        HostMembership(CoordinatorInMemory().connect(), "test", replace(OWN, **wrong), Recorder())  # type: ignore[arg-type]
+
+
 def test_the_history_is_compacted_while_nobody_looks() -> None:
     async def test(hosts: Hosts) -> None:
         connection = hosts.coordinator.connect()
@@ -329,9 +423,9 @@ def test_a_record_over_its_way_and_back() -> None:
 def test_impossible_names(name: str) -> None:
     coordination = CoordinatorInMemory().connect()
     with pytest.raises(ValueError, match="node id"):
-        Membership(coordination, "test", replace(OWN, node=name), Recorder())
+        HostMembership(coordination, "test", replace(OWN, node=name), Recorder())
     with pytest.raises(ValueError, match="cluster"):
-        Membership(coordination, name, OWN, Recorder())
+        HostMembership(coordination, name, OWN, Recorder())
     with pytest.raises(MalformedHostRecord):
         HostRecord.decode(name, OWN.encode())
 

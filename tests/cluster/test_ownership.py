@@ -104,6 +104,38 @@ def test_the_same_client_id_many_times_at_once() -> None:
     run(test)
 
 
+def test_a_record_of_a_former_lease_is_written_again() -> None:
+    async def test(shared: CoordinatorInMemory, a: Host, b: Host) -> None:
+        first = await a.ownership.claim("c")
+        former, a.lease = a.lease, await a.coordination.grant(60)
+        second = await a.ownership.claim("c")
+        assert (second.node, second.epoch > first.epoch) == ("a", True)
+        shared.end_lease(former)
+        assert await b.ownership.claim("c") == second
+
+    run(test)
+
+
+def test_the_same_client_id_delays_no_other() -> None:
+    async def test(_: CoordinatorInMemory, a: Host, __: Host) -> None:
+        many = [asyncio.create_task(a.ownership.claim("c")) for _ in range(3000)]
+        await asyncio.sleep(0)
+        await a.ownership.claim("d")
+        assert a.ownership.transactions <= 2
+        assert len(set(await asyncio.gather(*many))) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 63])
+def test_impossible_epochs(epoch: int) -> None:
+    async def test(_: CoordinatorInMemory, a: Host, __: Host) -> None:
+        with pytest.raises(ValueError, match="no epoch"):
+            await a.ownership.take("c", epoch)
+
+    run(test)
+
+
 def test_a_lost_answer() -> None:
     async def test(_: CoordinatorInMemory, a: Host, b: Host) -> None:
         assert isinstance(a.coordination, Connection)

@@ -23,6 +23,9 @@ def free_address() -> str:
         return f"tcp://127.0.0.1:{tried.getsockname()[1]}"
 
 
+FRAME_BYTES_MAX = 100_000
+
+
 class Host:
     """A worker of a host of its own, with what it believes of the others."""
 
@@ -30,7 +33,7 @@ class Host:
         self.peer = peer_of(number, 0)
         self.rounds = Rounds()
         self.hosts: dict[bytes, int] = {}
-        self.curve = Curve(keys, self.hosts)
+        self.curve = Curve(keys, self.hosts, FRAME_BYTES_MAX)
         self.heard = Keeps()
         self._addresses = addresses
         self.transport = ZeroMq(self.peer, lambda peer: addresses[peer >> 8], self.rounds, self.curve)
@@ -85,6 +88,16 @@ def introduce(one: Host, other: Host) -> None:
 
 def send(outlet: Outlet, message: list[Buffer], *hosts: Host) -> None:
     until(lambda: outlet.send(message), "it is taken", *hosts)
+
+
+def send_until_heard(outlet: Outlet, text: bytes, one: Host, other: Host) -> None:
+    """Send it again and again: what the old connection has taken is lost."""
+
+    def is_heard() -> bool:
+        outlet.send(one.message(text))
+        return text in other.texts
+
+    until(is_heard, f"{text!r} arrives", one, other)
 
 
 def test_hosts_that_know_each_other(make: Callable[..., Host]) -> None:
@@ -191,11 +204,67 @@ def test_a_host_at_another_address_with_another_key(make: Callable[..., Host]) -
     introduce(one, again)
     again.listen()
     outlet.reconnect()
-    send(outlet, one.message(b"2"), one, again)
-    until(lambda: again.texts == [b"2"], "it arrives at the new address", one, again)
+    send_until_heard(outlet, b"2", one, again)
 
 
 def test_a_host_without_a_key(make: Callable[..., Host]) -> None:
     one = make(1)
     with pytest.raises(LookupError, match="host 2"):
         one.connect(peer_of(2, 0))
+
+
+def test_a_host_that_has_left_and_comes_back(make: Callable[..., Host]) -> None:
+    one, two = make(1), make(2)
+    introduce(one, two)
+    two.listen()
+    outlet = one.connect(two.peer)
+    send(outlet, one.message(b"1"), one, two)
+    one.hosts.clear()
+    for _ in range(2):
+        with pytest.raises(LookupError, match="host 2"):
+            outlet.reconnect()
+    introduce(one, two)
+    outlet.reconnect()
+    send_until_heard(outlet, b"2", one, two)
+
+
+def test_an_address_in_use(make: Callable[..., Host]) -> None:
+    """It is said, and the transport can be closed."""
+    one, again = make(1), make(1)
+    one.listen()
+    with pytest.raises(zmq.ZMQError, match="in use"):
+        again.listen()
+
+
+@pytest.mark.parametrize("length", [FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1])
+def test_how_large_a_frame_may_be(make: Callable[..., Host], length: int) -> None:
+    one, two = make(1), make(2)
+    introduce(one, two)
+    two.listen()
+    outlet = one.connect(two.peer)
+    overhead = 104 + 33  # of our message, and of CurveZMQ's
+    send(outlet, one.message(bytes(length - overhead)), one, two)
+    if length <= FRAME_BYTES_MAX:
+        until(lambda: bool(two.texts), "it arrives", one, two)
+    else:
+        for _ in range(100):
+            turn(one, two)
+        assert two.texts == []
+
+
+def test_a_stranger_that_announces_much(make: Callable[..., Host]) -> None:
+    """Its connection is closed before anything is kept for it, as is one that says nothing at all."""
+    two = make(2)
+    two.listen()
+    host, _, port = make.addresses[2].removeprefix("tcp://").rpartition(":")  # type: ignore[attr-defined]
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    for said in (greeting + b"\x06" + (400 << 20).to_bytes(8, "big"), b""):
+        with socket.create_connection((host, int(port)), 30) as stranger:
+            stranger.settimeout(30)
+            stranger.sendall(said)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := stranger.recv(1000):
+                    received += chunk
+            assert len(received) <= 64
+    assert two.curve.refused == 0

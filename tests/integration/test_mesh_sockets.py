@@ -53,7 +53,10 @@ def transport_of(kind: str, index: int, runtime_dir: str, rounds: Rounds) -> Tra
         network = zlib.crc32(runtime_dir.encode())
         address = f"tcp://127.{network >> 16 & 0x7F}.{network >> 8 & 0xFF}.{network & 0x7F | 0x80}"
         return ZeroMq(
-            sibling(index), lambda peer: f"{address}:{20_000 + peer}", rounds, Curve(KEYS, {KEYS.public: OWN_HOST})
+            sibling(index),
+            lambda peer: f"{address}:{20_000 + peer}",
+            rounds,
+            Curve(KEYS, {KEYS.public: OWN_HOST}, 64 * 1024 * 1024),
         )
     if kind == "unix" or (kind == "both" and index % 2):
         return UnixSockets(sibling(index), runtime_dir, rounds)
