@@ -46,13 +46,9 @@ class Transport(Protocol):
         """Return the way to a peer. when_writable: called when messages may be taken again, after one was refused."""
 
     def receive(self) -> bool:
-        """Read what is there, without waiting for an event. Return whether that, and what was read since `trust`, was
-        all that the peers have sent: each is connected, and none waited for room. False: that is not known.
-        """
-
-    def trust(self) -> None:
-        """Note that this worker was not paused until now: what was read before is no sign of what a peer could not
-        send.
+        """Read what is there, without waiting for an event. Return whether that, and what was read since
+        `Receiver.trust`, was all that the peers have sent: each is connected, and none waited for room. False: that is
+        not known.
         """
 
     def go_on(self) -> None:

@@ -37,7 +37,6 @@ class Mesh:
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
     _confirming_since = 0.0
     _greetings = 0  # since then
-    _greetings_trusted = 0  # those that had come when it was last certain that there was no pause
     heard = False
     """Whether `receive` has heard anything; the node resets it."""
 
@@ -117,12 +116,11 @@ class Mesh:
         links.begin(now)
         all_was_read = self.transport.receive()
         self.heard = links.end_reading() or self.heard
-        return all_was_read and not links.stopped and links.greetings == self._greetings_trusted and self.ready
+        return all_was_read and not links.stopped and links.greetings == links.greetings_trusted and self.ready
 
     def _trust(self) -> None:
-        """Note that it is certain now that no sibling has given up waiting for this worker."""
-        self._greetings_trusted = self.together.greetings
-        self.transport.trust()
+        self.together.trust()
+        self.together.trusted_until_ns = int(self.awake_until * 1e9)
 
     def flush(self, now: float) -> None:
         """End a tick, when the links have all of it: seal its interest, then send what each link has."""
@@ -166,6 +164,7 @@ class Mesh:
             if not self._confirming:
                 self._confirming_since, self._greetings = now, 0
             self._confirming = True
+            self.together.trusted_until_ns = 0
             self._greetings += 1
             for link in self.links.values():
                 link.greet(now)

@@ -63,11 +63,6 @@ class UnixSockets:
             push.receive()
         return self._pull is not None and self._pull.receive() and len(self._pull) == len(self._pushes)
 
-    def trust(self) -> None:
-        """Implements Transport."""
-        if self._pull is not None:
-            self._pull.trust()
-
     def go_on(self) -> None:
         """Implements Transport."""
         if self._pull is not None:

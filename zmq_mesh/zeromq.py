@@ -161,9 +161,6 @@ class ZeroMq:
         self.go_on()
         return False
 
-    def trust(self) -> None:
-        """Implements Transport: `receive` never knows."""
-
     def go_on(self) -> None:
         """Implements Transport.
 

@@ -185,7 +185,10 @@ class Peering:
             del self._waiting[peer]
         spend(len(batch.after) * STEP)
         for each in batch.after:
-            each()
+            try:
+                each()
+            except Exception as error:  # noqa: BLE001  not of the next batch, which waits
+                self._context.defect(None, error)
 
     def when_taken(self, call: Callable[[], None]) -> None:
         """Call it when all batches received until now have been taken, from whatever sibling; at once if they have."""
@@ -204,7 +207,9 @@ class Peering:
             call()
 
     def malformed(self, error: Exception) -> None:
-        """Report a batch, or a change of interest, that cannot be read."""
+        """Report and count something that a sibling has said and that cannot be read."""
+        if self.batches.together is not None:
+            self.batches.together.malformed += 1
         self._context.defect(None, error)
 
     def _failed(self, peer: Peer, error: Exception) -> None:
@@ -281,7 +286,10 @@ class Peering:
 
     def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
-        self._router.handing_on.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
+        try:
+            self._router.handing_on.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
+        except Exception as error:  # noqa: BLE001  else the refusals would be repeated, and come here, for ever
+            self.malformed(error)
 
     def _all_heard(self) -> None:
         self._unheard.clear()

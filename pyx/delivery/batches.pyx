@@ -16,6 +16,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
+from pyx.core.kernel cimport monotonic_ns
 from pyx.core.little_endian cimport put64
 from pyx.core.work cimport MESH, Mark, callback_begins, callback_ends
 from pyx.mesh.link cimport Link
@@ -70,6 +71,8 @@ cdef class Batches(BatchReceiver):
 
     cdef int end_reading(self) except -1:
         if self.together.end_reading():
+            if monotonic_ns() <= self.together.trusted_until_ns:    # read after what siblings have said
+                self.together.trust()
             self.heard()
         elif self.together.is_due:
             self.peers.links_due = True     # the barrier has acknowledged interest
@@ -114,8 +117,6 @@ cdef class Batches(BatchReceiver):
                 self.route(peer, volatile, sequenced, payloads, sequence)
             except Exception as error:
                 # what is malformed would be so again: it is dropped and counted, and what follows it goes on
-                if self.together is not None:
-                    self.together.malformed += 1
                 self.rare.malformed(error)
                 if sequence:
                     self.taken(peer, sequence, None)

@@ -24,7 +24,8 @@ cdef class ZmtpConnection(EventHandler):
     cdef bint is_drained                # the last recv has left nothing in the socket
     cdef bint waits_for_output          # the kernel's buffer is full
     cdef uint64_t received              # bytes
-    cdef uint64_t trusted               # of these: see `Pull.trust`
+    cdef uint64_t trusted               # of these, when its receiver had trusted so often
+    cdef uint64_t trusts
     cdef bint has_spoken                # a message has arrived
     cdef bint heard                     # since the last tick
     cdef uint64_t heard_ms

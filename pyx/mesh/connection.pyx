@@ -181,6 +181,9 @@ cdef class ZmtpConnection(EventHandler):
             if r == 0:
                 return self.lost("the peer has closed the connection", False)
             self.heard = True
+            if self.receiver is not None and self.receiver.trusts != self.trusts:
+                self.trusts = self.receiver.trusts
+                self.trusted = self.received
             self.received += <uint64_t>r
             if self.inbound.frame is not None:
                 self.inbound.placed(r)

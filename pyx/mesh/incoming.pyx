@@ -136,7 +136,12 @@ cdef class Incoming:
 
     cdef bint take_interest(self, uint64_t number, uint8_t flags, object part, double now) except -1:
         cdef bint first, last
-        cdef list changes = list(self.decode(part))
+        cdef list changes = []
+        try:
+            for change in self.decode(part):
+                changes.append(change)
+        except EnvelopeError:
+            self.traffic.frames_refused += 1    # what can be read counts, and whoever waits for it is answered
         if flags & SNAPSHOT:
             first = not self.in_snapshot
             last = flags & LAST

@@ -23,6 +23,8 @@ cdef class Links(Receiver):
     cdef bint is_due                    # something that was taken may need `flush`
     cdef readonly bint is_idle          # no link waits for its sibling, when last looked at
     cdef readonly uint64_t greetings    # messages that were received
+    cdef readonly uint64_t greetings_trusted
+    cdef public uint64_t trusted_until_ns   # whoever reads the clock until then knows that there was no pause
     cdef public uint64_t malformed
     cdef public object defect           # called with an exception that nothing else has caught; None: it is raised
 

@@ -12,6 +12,7 @@ class Links(Receiver):
     """The links by peer."""
 
     go_on: Callable[[], object]
+    trusted_until_ns: int
     malformed: int
     defect: Callable[[Exception], object] | None
     @property
@@ -20,6 +21,8 @@ class Links(Receiver):
     def stopped(self) -> bool: ...
     @property
     def greetings(self) -> int: ...
+    @property
+    def greetings_trusted(self) -> int: ...
     @property
     def by_peer(self) -> dict[Peer, Link]: ...
     @property

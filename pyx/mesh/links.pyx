@@ -83,8 +83,7 @@ cdef class Links(Receiver):
         except Exception as error:
             if self.defect is None:
                 raise
-            self.malformed += 1             # of this message alone: neither the worker nor the sibling has to end
-            self.defect(error)
+            self.defect(error)              # of this message alone: neither the worker nor the sibling has to end
         if link is None:
             return False
         if link.owe_hello or link.out.is_due():
@@ -109,6 +108,11 @@ cdef class Links(Receiver):
         if link is None:
             raise EnvelopeError(f"no sibling has the number {number}")
         return <Link>link
+
+    cpdef trust(self):
+        """Note that it is certain now that no sibling has given up waiting for this worker."""
+        self.trusts += 1
+        self.greetings_trusted = self.greetings
 
     cpdef bint end_reading(self) except -1:
         """End the reading of a round. Return whether messages were taken in it."""

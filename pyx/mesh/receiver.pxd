@@ -13,6 +13,9 @@ cdef struct Part:                   # of a batch
 
 
 cdef class Receiver:
+    cdef uint64_t trusts            # how often `trust` was called
+
+    cpdef trust(self)
     cpdef bint may_receive(self) except -1
     cpdef bint received(self, list frames) except -1
 

@@ -210,7 +210,8 @@ cdef class Pull:
 
     def receive(self):
         """Accept and read out of turn: for a caller that does not wait for events now. Return whether that was all that
-        these peers had to say: each has spoken before, and none can have waited for room in its socket since `trust`.
+        these peers had to say: each has spoken before, and none can have waited for room in its socket since the
+        receiver was last certain that it was not paused (`Receiver.trust`).
         """
         cdef ZmtpConnection connection
         cdef bint is_all = True
@@ -220,15 +221,11 @@ cdef class Pull:
             if not connection.has_spoken:
                 is_all = False
             connection.ready()
-            if connection.received - connection.trusted > self.surely_had_room or connection.is_stopped or \
-                    not connection.is_drained:
+            if connection.trusts == self.receiver.trusts and \
+                    connection.received - connection.trusted > self.surely_had_room or \
+                    connection.is_stopped or not connection.is_drained:
                 is_all = False
         return is_all
-
-    def trust(self):
-        """Let `receive` ask no more about what was read until now."""
-        for connection in self.connections.values():
-            (<ZmtpConnection>connection).trusted = (<ZmtpConnection>connection).received
 
     def tick(self, uint64_t now_ms):
         """Close connections whose peer is silent for longer than it has promised. `now_ms`: of the monotonic clock."""

@@ -130,9 +130,6 @@ class SimulatedTransport:
         """Implements Transport."""
         return False
 
-    def trust(self) -> None:
-        """Implements Transport."""
-
     def go_on(self) -> None:
         """Implements Transport."""
 

@@ -15,7 +15,8 @@ from tests.sansio import Host
 from tests.unit.broker.worker.test_no_python_for_batches import NAMES, Pair
 from tests.unit.pyx.delivery.test_router import client_at
 from tests.unit.pyx.io.test_reactor import taken
-from zmq_mesh.envelope import CONTROL, ENTRY, OWN_FRAME, SHARED, Entry, encode_entries
+from zmq_mesh.contract import Undelivered
+from zmq_mesh.envelope import CONTROL, ENTRY, OWN_FRAME, SHARED, Entry, Refusal, encode_entries
 from zmq_mesh.interest import Change
 
 GOOD = encode_entries([Entry(b"a/b", b"x" * 10, 1, 1)])[0]
@@ -88,3 +89,11 @@ def test_a_change_of_interest() -> None:
     for topic, wanted in (("before", 1), ("after", 2), ("b", 2)):
         publisher.publish(topic, b"", 1)
         assert host.counters(0)["mesh_entries_sent"] == wanted
+
+
+def test_a_refusal_of_something_that_cannot_be_read() -> None:
+    """It does not raise: the sibling would repeat it for ever, and nothing behind it would be taken."""
+    peering = Host(workers=2).node.peering
+    batch = Undelivered(1, bytes(GOOD[:-3]), [], 1, True)
+    peering.refused(sibling(1), batch, [(0, Refusal.NO_MEMBER)])
+    assert peering.commit() is False

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from broker.config.limits import Limits
 from broker.config.settings import Settings
 from broker.worker.core import Node
 from broker.worker.mesh import WorkerMesh
@@ -147,3 +148,31 @@ def test_a_message_that_crosses(pair: Pair, qos: int, size: int) -> None:
             pair.turn()
         counted.append(list(pair.called))
     assert counted[1:] == [[]] * 4
+
+
+def test_a_worker_under_load_asks_no_sibling(tmp_path: Path) -> None:
+    """It is certain after each round that there was no pause, however much has come, however rarely its timer does."""
+    silence = 6.0
+    settings = Settings(workers=WORKERS, sys_interval_seconds=0, limits=Limits(link_silence_seconds_max=silence))
+    pair = Pair(tmp_path, settings)
+    publishing, subscribing = (worker.open(wire.connect(4, NAMES[i])) for i, worker in enumerate(pair.workers))
+    subscribing.sendall(wire.subscribe(4, 1, ("t", 0)))
+    got = b""
+
+    def has(size: int) -> bool:
+        nonlocal got
+        got += taken(subscribing)
+        return len(got) >= size
+
+    pair.until(lambda: has(4 + 5), "CONNACK and SUBACK have come")
+    together = [worker.node.peering.batches.together for worker in pair.workers]
+    before = [each.greetings for each in together if each is not None]
+    end = time.monotonic() + silence / 2
+    while time.monotonic() < end:
+        publishing.sendall(wire.publish(4, "t", bytes(500)))
+        pair.turn()
+        has(0)
+    assert len(got) > 100_000
+    assert [each.greetings for each in together if each is not None] == before
+    for worker in pair.workers:
+        worker.close()

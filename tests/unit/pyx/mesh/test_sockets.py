@@ -236,7 +236,7 @@ def test_a_read_out_of_turn_says_whether_it_was_all(rounds: Rounds, tmp_path: Pa
         rounds.until(lambda: len(heard.messages) > 0, "the first message")
         assert heard.messages == [[b"hello"]]
         heard.pull.receive()  # the rest of what is there
-        heard.pull.trust()
+        heard.trust()
         assert heard.pull.receive()
         peer.sendall(said[end:] + message(b"behind it"))
         assert not heard.pull.receive()
