@@ -35,6 +35,7 @@ class Inherited:
         admin: list[socket.socket],
         clock: HostClock,
         runtime_dir: str,
+        identity: Any = None,
     ) -> None:
         self._workers = workers
         self.listeners = listeners
@@ -43,6 +44,7 @@ class Inherited:
         self.clock = clock
         self._admin = admin
         self._runtime_dir = runtime_dir
+        self._identity = identity
         beats = memoryview(mmap.mmap(-1, 16)).cast("Q")
         self.beat = beats[:1]
         """The supervisor's own heartbeat."""
@@ -69,6 +71,7 @@ class Inherited:
             runtime_dir=self._runtime_dir,
             settings=settings,
             clock=self.clock,
+            identity=self._identity,
             began=began,
         )
 
@@ -86,6 +89,7 @@ class Inherited:
             settings=settings,
             began=began,
             supervisor_pid=supervisor,
+            identity=self._identity,
         )
 
     def leave(self, channel: WorkerChannel | ControlChannel) -> None:

@@ -91,12 +91,13 @@ class Supervisor:
         admin: Sequence[socket.socket] = (),
         console: Console | None = None,
         clock: HostClock | None = None,
+        identity: Any = None,
     ) -> None:
         """Open the sockets.
 
         `run(channel)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
-        are passed to it as they are. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat
-        among its u64; `settle_row` settles the row of a dead worker and returns fields for the log.
+        and `identity` are passed to it as they are. `row_bytes` is the size of a counter row, `heartbeat` the index of
+        the heartbeat among its u64; `settle_row` settles the row of a dead worker and returns fields for the log.
 
         Raises listening.CannotListen.
         """
@@ -117,6 +118,7 @@ class Supervisor:
             list(admin),
             clock or HostClock(),
             runtime_dir.path,
+            identity,
         )
         self.listeners = self._inherited.listeners
         self._settle_row = settle_row
@@ -129,6 +131,7 @@ class Supervisor:
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
         self._serving = False  # set once every worker was ready
         self._stop_at = 0.0  # time when stopping began; 0: not stopping
+        self._hosts: Message = {}  # the last that the control process has said of the cluster
         self._reloads = 0
         self._pending: Reload | None = None
         self._killed = False
@@ -324,6 +327,7 @@ class Supervisor:
                     for told, up in ((other, post), (post, other)):
                         message = {"event": "sibling_up", "worker": up.index, "incarnation": up.incarnation}
                         self._posts.tell(told, message)
+            self._tell_hosts(post)
         self._tell_state()
 
     def _reap(self) -> None:
@@ -349,6 +353,7 @@ class Supervisor:
             for other in self._posts.workers:
                 message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
                 self._posts.tell(other, message)
+            self._posts.tell(self._posts.control, {"event": "linked", "worker": post.index, "linked": False})
         self._tell_state()
         if self._stop_at:
             if exit_status != 0:
@@ -396,6 +401,11 @@ class Supervisor:
                     self._tell_state()
                 case {"event": "answer", "number": int(number), "answer": answer}:
                     self._requests.answered(post.index, number, answer)
+                case {"event": "hosts"} if post.is_control:
+                    self._hosts = message
+                    self._tell_hosts(*self._posts.workers)
+                case {"event": "linked", "linked": bool(linked)}:
+                    self._posts.tell(self._posts.control, {"event": "linked", "worker": post.index, "linked": linked})
                 case {"event": "ask", "number": int(number), "worker": int(worker), "ask": ask}:
                     self._requests.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
                 case {"event": "failed", "reason": str(reason)}:
@@ -406,6 +416,10 @@ class Supervisor:
                     post.control.close()
                     post.control = None
                     return
+
+    def _tell_hosts(self, *posts: Post) -> None:
+        for post in posts if self._hosts else ():
+            self._posts.tell(post, {**self._hosts, "life": post.restarts})
 
     def _say_ready(self) -> None:
         if all(post.ready_at for post in self._posts.workers) and not self._serving and not self._stop_at:

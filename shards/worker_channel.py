@@ -6,7 +6,9 @@ sent with a packet of one byte:
                            {"event": "failed", "reason": "..."}
                            {"event": "answer", "number": n, "answer": ...}      to an "ask" (shards.worker_requests)
                            {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; an error
-    supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
+                           {"event": "linked", "linked": true | false}    to "hosts", and when it changes
+    supervisor -> worker   {"event": "hosts", ..., "life": n}   of the control process; n: the worker's restarts
+                           {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
                            {"event": "reload", "number": n, "settings": {...}}
                            {"event": "ask", "number": n, "ask": ...}                 an operator's question
@@ -16,6 +18,8 @@ sent with a packet of one byte:
                            {"event": "reload", ...}, {"event": "stop", ...}          as for workers
                            {"event": "answered", "number": n, "worker": i, "answer": ...}   or "error": "...", to its
     control -> supervisor  {"event": "ask", "number": n, "worker": i, "ask": ...}    a question for a worker
+                           {"event": "hosts", ...}     the hosts of the cluster, for all workers (broker.cluster.host)
+    supervisor -> control  {"event": "linked", "worker": i, "linked": true | false}
     seen by either side    {"event": "closed"}                                       the other side is gone
 SIGTERM means the same as "stop" and may come as well, or twice: a fallback for a worker that does not read its
 control socket.
@@ -100,6 +104,8 @@ class WorkerChannel(_Channel):
     settings: Any
     clock: HostClock
     """The broker's time, the same for all workers, also for those that are forked later."""
+    identity: Any = None
+    """Who this host is in its cluster, as the supervisor was given it; None: it is alone."""
     began: float = 0.0
     """Start time of the broker, by time.monotonic()."""
 
@@ -124,6 +130,8 @@ class ControlChannel(_Channel):
     began: float
     """Start time of the broker, by time.monotonic()."""
     supervisor_pid: int
+    identity: Any = None
+    """As for workers."""
 
 
 def send_message(control: socket.socket, message: Message) -> None:

@@ -14,7 +14,7 @@ Siblings that are away or gone are not waited for, and none for longer than link
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, Protocol
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 
-__all__ = ["Barrier"]
+__all__ = ["Barrier", "HostsFirst"]
 
 
 class PeerLink(Protocol):
@@ -112,3 +112,50 @@ class Barrier:
             if not self._links[peer].lacks(number):
                 del waiting.outstanding[peer]
         return not waiting.outstanding
+
+
+class HostsFirst:
+    """Before the barrier: other hosts have to know what the siblings' interest has changed in that of this host. Then
+    what they had sent before has arrived here, and the barrier waits until siblings have it.
+
+    Hosts that are away are not waited for, and none for longer than `seconds_max`.
+    """
+
+    def __init__(self, barrier: Barrier, seconds_max: float) -> None:
+        self._barrier = barrier
+        self._seconds_max = seconds_max
+        self.number: Callable[[], int] = lambda: 0
+        """Returns the number by which other hosts will know the interest of this one, as it is now."""
+        self.lacks: Callable[[int], bool] = lambda _number: False
+        """Whether a host that is waited for does not know that number."""
+        self._first: dict[Peer, tuple[int, int, float]] = {}
+        """By sibling: the number of its interest, that of this host's, and until when it may wait."""
+        self._next: dict[Peer, int] = {}
+        """The number of its interest that has arrived since."""
+
+    def interest_arrived(self, peer: Peer, number: int, now: float) -> None:
+        """As `Barrier.interest_arrived`."""
+        if peer in self._first:
+            self._next[peer] = number
+            return
+        hosts_number = self.number()
+        if self.lacks(hosts_number):
+            self._first[peer] = number, hosts_number, now + self._seconds_max
+        else:
+            self._barrier.interest_arrived(peer, number, now)
+
+    def forget(self, peer: Peer) -> None:
+        """As `Barrier.forget`."""
+        self._first.pop(peer, None)
+        self._next.pop(peer, None)
+        self._barrier.forget(peer)
+
+    def check(self, now: float) -> None:
+        """Pass on what hosts know by now."""
+        for peer, (number, hosts_number, until) in list(self._first.items()):
+            spend(STEP)
+            if now >= until or not self.lacks(hosts_number):
+                del self._first[peer]
+                self._barrier.interest_arrived(peer, number, now)
+                if peer in self._next:
+                    self.interest_arrived(peer, self._next.pop(peer), now)

@@ -18,12 +18,13 @@ __all__ = [
 class Outlet(NamedTuple):
     """The way to one peer. send: takes the frames of one message and returns whether they will be sent, all or none.
     reconnect: connects anew at once; what waits in the old connection is lost. flush: sends what was gathered; None
-    if nothing is gathered, or if `send` is a `Push`, which `Links` flushes itself.
+    if nothing is gathered, or if `send` is a `Push`, which `Links` flushes itself. close: ends it.
     """
 
     send: Callable[[list[Buffer]], bool]
     reconnect: Callable[[], object]
     flush: Callable[[], object] | None
+    close: Callable[[], object] = lambda: None
 
 
 class Transport(Protocol):

@@ -116,7 +116,8 @@ class Publisher:
     """The numbered interest table of this worker. Pure; one per worker, read by all its links.
 
     source: the entries of a snapshot. By default the table is kept here (about 300 bytes per filter); a router that can
-    enumerate its filters passes a callable, and only the deltas are kept.
+    enumerate its filters passes a callable, and only the deltas are kept. It may take as long as the snapshot does; the
+    changes meanwhile are told as well.
 
     in_pieces: takes the rest of a snapshot whose first piece is made: an iterator of which each step is another piece.
     The last step forgets the snapshot: callers of `since` before that get it. None: the rest is made at once.
@@ -132,7 +133,7 @@ class Publisher:
     ) -> None:
         self.number = 1
         self._table: dict[tuple[bytes, bytes | None, int], Change] = {}
-        self._source: Callable[[], Iterable[Change]] = self._table.values if source is None else source
+        self._source: Callable[[], Iterable[Change]] = self._entries if source is None else source
         self._keeps_table = source is None
         self._in_pieces = in_pieces
         self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
@@ -144,6 +145,10 @@ class Publisher:
         self._asked = False  # whether any peer has asked: nobody needs deltas before that
         self._snapshot: InterestUpdate | None = None  # kept while several peers ask for it
         self._being_made = False  # a snapshot: the deltas since its number are kept, however many there are
+
+    def _entries(self) -> list[Change]:
+        spend(len(self._table) * STEP // 100)
+        return list(self._table.values())
 
     def change(
         self,
@@ -255,9 +260,7 @@ class Publisher:
         """Make some parts per step. After the last step the snapshot is complete."""
         part: list[bytes] = []
         size = 0
-        entries = list(self._source())
-        spend(len(entries) * STEP // 100)
-        for entry in entries:
+        for entry in self._source():
             spend(STEP)
             encoded = encode_change(entry)
             if part and (size + len(encoded) > SNAPSHOT_PART_BYTES_MAX or len(part) == CHANGES_MAX):

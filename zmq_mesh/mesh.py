@@ -10,7 +10,7 @@ from pyx.core.peer import Peer
 from pyx.mesh.link import Link
 from pyx.mesh.links import Links
 from pyx.mesh.receiver import BatchReceiver
-from zmq_mesh.barrier import Barrier
+from zmq_mesh.barrier import Barrier, HostsFirst
 from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Transport
 from zmq_mesh.interest import Publisher
 
@@ -61,15 +61,17 @@ class Mesh:
         self.limits = limits
         self.transport = transport
         self.together = Links(publisher, drain_bytes_max, batches)
-        self.links: dict[Peer, Link] = self.together.by_peer
+        self.links: dict[Peer, Link] = {}
+        """The links to siblings."""
         self._pause_seconds = limits.link_silence_seconds_max * PAUSE_SHARE
         self._publisher = publisher
         self._barrier = Barrier(self.links, limits.link_silence_seconds_max)
+        self.hosts_first = HostsFirst(self._barrier, limits.link_silence_seconds_max)
         self._ticked_at = now
         transport.listen(self.together)
         self.together.go_on = transport.go_on
         for peer in peers:
-            outlet = transport.connect(peer, self._when_writable(peer))
+            outlet = transport.connect(peer, self.when_writable(peer))
             link = Link(
                 own,
                 peer,
@@ -83,15 +85,18 @@ class Mesh:
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(refusals or {}).get(peer, ()),
-                barrier=self._barrier,
+                barrier=self.hosts_first,
                 rests=transport.is_immediate,
                 batches=batches,
             )
+            self.links[peer] = link
             self.together.add(link, self._barrier, outlet.flush)
 
-    def _when_writable(self, peer: Peer) -> Callable[[], None]:
+    def when_writable(self, peer: Peer) -> Callable[[], None]:
+        """Return what the transport of a link calls."""
+
         def writable() -> None:
-            self.links[peer].writable(time.monotonic())
+            self.together.by_peer[peer].writable(time.monotonic())
             self.together.send()
 
         return writable
@@ -134,6 +139,7 @@ class Mesh:
         self.transport.tick()
         self.together.tick(now)
         self._ticked_at = now
+        self.hosts_first.check(now)
         self._barrier.check(now)
         self.together.send()
 

@@ -14,6 +14,7 @@ the fork: an inherited one accepts messages and loses them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 import zmq
@@ -154,7 +155,12 @@ class ZeroMq:
         push = _Push(self._context, peer, self._endpoint, self._curve, when_writable)
         self._pushes.append(push)
         self._watcher.watch_in_round(push.fileno, push.look)
-        return Outlet(push.send, push.reconnect, None)
+        return Outlet(push.send, push.reconnect, None, partial(self._disconnect, push))
+
+    def _disconnect(self, push: _Push) -> None:
+        self._pushes.remove(push)
+        self._watcher.unwatch(push.fileno)
+        push.socket.close(0)
 
     def receive(self) -> bool:
         """Implements Transport."""

@@ -14,6 +14,7 @@ Errors are application/problem+json [RFC 9457].
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -41,6 +43,7 @@ from shards.signals import ignore_with_a_line
 from shards.worker_channel import HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
+    from broker.cluster.host import ClusterHost
     from shards.worker_channel import ControlChannel
 
 __all__ = ["Control", "run"]
@@ -80,6 +83,8 @@ class Control:
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp log there
         self._broker = "starting"
         self._asking = Workers(channel.tell)
+        self._cluster = _cluster(channel, self.log)
+        self._joins: asyncio.Task[None] | None = None
         self._asked: dict[int, asyncio.Task[dict[str, Any]]] = {}
         """By worker: a request for store statistics in progress, shared by all clients that ask meanwhile."""
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
@@ -112,6 +117,9 @@ class Control:
         self.loop.add_reader(self.channel.control.fileno(), self._on_control)
         self._on_control()
         self._look()
+        if self._cluster is not None:
+            self._joins = self.loop.create_task(self._cluster.run())
+            self._joins.add_done_callback(self._has_left)
         await self._runner.setup()
         for listener in self.channel.listeners:
             await web.SockSite(self._runner, listener).start()
@@ -120,7 +128,18 @@ class Control:
     async def close(self) -> None:
         """Finish the requests in progress, and close."""
         self.loop.remove_reader(self.channel.control.fileno())
+        if self._joins is not None:
+            self._joins.cancel()
+            await asyncio.wait([self._joins])
+        if self._cluster is not None:
+            await self._cluster.close()
         await self._runner.cleanup()
+
+    def _has_left(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            trace = "".join(traceback.format_exception(error))
+            self.log.error("cluster_failed", traceback=trace)
+            os._exit(1)  # the supervisor starts another control process, which joins again
 
     def _stop(self) -> None:
         if not self.stopped.done():
@@ -139,6 +158,8 @@ class Control:
                     self._workers = workers
                 case {"event": "answered", "number": int(_)}:
                     self._asking.answered(message)
+                case {"event": "linked", "worker": int(worker), "linked": bool(linked)} if self._cluster is not None:
+                    self._cluster.linked(worker, linked)
                 case {"event": "reload", "number": int(number), "settings": settings}:
                     self.channel.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
@@ -171,7 +192,7 @@ class Control:
         """Return the common part of /health and /ready, and whether all heartbeats change."""
         now = time.monotonic()
         supervisor, *ages = self._heartbeats.ages(now)
-        report = {
+        report: dict[str, Any] = {
             "broker": self._broker,
             "version": broker.__version__,
             "uptime_seconds": round(now - self.channel.began, 3),
@@ -187,6 +208,8 @@ class Control:
                 for index, (worker, row, age) in enumerate(zip(self._workers, self._rows, ages, strict=True))
             ],
         }
+        if self._cluster is not None:
+            report["cluster"] = self._cluster.report()
         return report, max(supervisor, *ages) <= _HEARTBEAT_SECONDS_MAX
 
     async def _get_health(self, _request: web.Request) -> web.Response:
@@ -196,6 +219,7 @@ class Control:
     async def _get_ready(self, _request: web.Request) -> web.Response:
         report, _ = self._report()
         ready = self._broker == "serving" and all(worker["state"] == "ready" for worker in self._workers)
+        ready = ready and (self._cluster is None or self._cluster.is_ready)
         return _answer({"status": "ready" if ready else "not ready", **report}, ready)
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
@@ -230,6 +254,24 @@ class Control:
         except Exception:  # noqa: BLE001 (an internal error: this request fails, the others do not)
             self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
+
+
+def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
+    settings = channel.settings.cluster
+    if not settings.is_on:
+        return None
+    # here, because only a clustered host needs them, and a process that has used gRPC must not fork
+    host, etcd = importlib.import_module("broker.cluster.host"), importlib.import_module("broker.cluster.etcd")
+    paths = (settings.etcd_ca, settings.etcd_certificate, settings.etcd_key)
+    password = ""
+    if settings.etcd_password_file is not None:
+        password = Path(settings.etcd_password_file).read_text("utf-8").rstrip("\n")
+    ca, certificate, key = (None if path is None else Path(path) for path in paths)
+    address = etcd.EtcdAddress(settings.endpoints, settings.etcd_user, password, ca, certificate, key)
+    cluster: ClusterHost = host.ClusterHost(
+        etcd.Etcd(address), settings, channel.identity, channel.workers, log, channel.tell
+    )
+    return cluster
 
 
 def _store(row: Row) -> str:

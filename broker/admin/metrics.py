@@ -155,6 +155,8 @@ _HELP: dict[str, str] = {
     "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it is slower than "
     "its messages arrive: they leave the memory, and are read back when it has room.",
     "mesh_frames_refused": "Mesh messages that were malformed, or from or for a worker that is dead.",
+    "host_clocks_refused": "Messages of another host that were numbered anew because its clock is more than a minute "
+    "ahead.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "
     "of lack of room: an older one of the topic may follow.",
     "reading_paused": "Times that reading a publisher was paused because another worker had no room.",

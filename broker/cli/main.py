@@ -152,6 +152,18 @@ def _parser() -> argparse.ArgumentParser:
         help="let clients without credentials connect (default: on loopback addresses only, without a password file)",
     )
     add("--password-file", metavar="FILE", help="users and hashed passwords, as `mqttd passwd` writes them")
+    add(
+        "--cluster",
+        type=lambda text: text.split(","),
+        metavar="etcd://HOST:PORT[,...]",
+        help="join the cluster that this etcd knows; needs --node-id and --mesh-listen",
+    )
+    add("--node-id", metavar="NAME", help="name of this host in the cluster")
+    add(
+        "--mesh-listen",
+        metavar="tcp://HOST:PORT",
+        help="where other hosts reach the first worker; each further worker has the next port",
+    )
     add("--version", action="version", version=f"mqttd {broker.__version__}")
     return parser
 
@@ -218,10 +230,11 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             row_bytes=row_bytes,
             heartbeat=heartbeat,
             settle_row=settle_row,
-            control=_control() if admin else None,
+            control=_control() if admin or settings.cluster.is_on else None,
             admin=admin,
             console=console,
             clock=HostClock(None if data_dir is None else data_dir.path, log.emit),
+            identity=_identity(settings),
         )
     except CannotListen as error:
         listening.close([admin])
@@ -301,6 +314,20 @@ def _listen_admin(settings: Settings, log: Log) -> list[socket.socket]:
             raise CannotListen(f"admin: {error}") from None
         log.warning("admin_unavailable", address=settings.admin, reason=str(error))
         return []
+
+
+def _identity(settings: Settings) -> Any:
+    """Return who this host is in its cluster; None: it is alone."""
+    if not settings.cluster.is_on:
+        return None
+    try:
+        hosts = importlib.import_module("broker.cluster.host")
+        return hosts.identity_of(None if settings.store == "memory" else settings.data_dir)
+    except ImportError as error:
+        reason = f"{error} (pip install 'mqttd[cluster]')"
+        raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
+    except (OSError, ValueError) as error:
+        raise _CannotStart(_CANNOT_USE_DATA, str(error)) from None
 
 
 def _text(listener: socket.socket) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 import orjson
 from zmq.utils import z85
 
+from pyx.core.peer import HOSTS_MAX
+
 __all__ = ["NODE_ID", "RECORD_BYTES_MAX", "HostRecord", "HostState", "MalformedHostRecord"]
 
 _FORMAT: Final = 1
@@ -42,6 +44,7 @@ class HostState(enum.Enum):
 class HostRecord:
     """One host.
 
+    number: of the installation (`broker.cluster.host_numbers`).
     incarnation: rises with every start of the host, over all its restarts.
     installation: 32 hexadecimal digits, made with the data directory: two hosts with the same node id differ in it.
     address: where its workers are reached by other hosts, "tcp://host:port".
@@ -51,6 +54,7 @@ class HostRecord:
     """
 
     node: str
+    number: int
     incarnation: int
     installation: str
     address: str
@@ -70,6 +74,7 @@ class HostRecord:
         return orjson.dumps(
             {
                 "format": _FORMAT,
+                "number": self.number,
                 "incarnation": self.incarnation,
                 "installation": self.installation,
                 "address": self.address,
@@ -104,6 +109,7 @@ class HostRecord:
         oldest, newest = (_number(each, 1, 255) for each in read["link_versions"])
         return cls(
             node,
+            _number(read["number"], 1, HOSTS_MAX - 1),
             _number(read["incarnation"], 1, _INCARNATION_MAX),
             _text(read["installation"], re.compile("[0-9a-f]{32}")),
             _address(read["address"]),

@@ -22,6 +22,8 @@ ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
 """Names the configuration file when --config does not."""
 
+_OF_FLAGS = {"cluster": ("cluster", "etcd"), "node_id": ("cluster", "node_id"), "mesh_listen": ("cluster", "listen")}
+"""Paths of flags that are no key of the top level."""
 _ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # for build and tests, not settings
 
 
@@ -30,7 +32,8 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings from a TOML file (None: none), environment variables and flags (by top-level key).
+    """Return the settings from a TOML file (None: none), environment variables and flags (by top-level key, or as in
+    _OF_FLAGS).
 
     Raises ConfigError with every error found.
     """
@@ -43,8 +46,9 @@ def load(
         if _put(values, path, _typed(path, text)):
             origins[".".join(path)] = name
     for key, value in (flags or {}).items():
-        values[key] = value
-        origins[key] = "--" + key.replace("_", "-")
+        path = _OF_FLAGS.get(key, (key,))
+        if _put(values, path, value):
+            origins[".".join(path)] = "--" + key.replace("_", "-")
     settings = None
     try:
         settings = Settings.model_validate(values)

@@ -22,6 +22,7 @@ from broker.auth.chain import Chain
 from broker.auth.contract import Backend, CredentialsError
 from broker.config.addresses import is_loopback, split_address
 from broker.config.archive import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
+from broker.config.cluster import Cluster, cluster_errors
 from broker.config.events import Events
 from broker.config.leveldb import LevelDB
 from broker.config.limits import BYTES_MAX, COUNT_MAX
@@ -215,6 +216,7 @@ class Settings(BaseModel):
     protocol: Protocol = Field(default_factory=lambda: Protocol())
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
     events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
+    cluster: Cluster = Field(default_factory=lambda: Cluster(), json_schema_extra=_RESTART)
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
@@ -273,7 +275,13 @@ class Settings(BaseModel):
         return settings
 
 
-TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "events": Events, "limits": Limits}
+TABLES: dict[str, type[BaseModel]] = {
+    "protocol": Protocol,
+    "leveldb": LevelDB,
+    "events": Events,
+    "cluster": Cluster,
+    "limits": Limits,
+}
 """The tables of the file, by the key of Settings that holds them."""
 RULES: dict[str, type[BaseModel]] = {
     "listener": Listener,
@@ -343,6 +351,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
             if wrong := wrong_with(text):
                 yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
     yield from archive_errors(settings.archive, settings.store)
+    yield from cluster_errors(settings.cluster, settings.workers)
     limits = settings.limits
     if 0 < limits.session_expiry_seconds_max < limits.session_expiry_seconds_default_v3:
         yield (

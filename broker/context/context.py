@@ -88,7 +88,8 @@ class Context:
         self.links: Mapping[Peer, Any] = {}
         """By sibling: any object with the interface of `pyx.mesh.link.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
-        self.interest = self.router.peers.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
+        tells = workers > 1 or settings.cluster.is_on
+        self.interest = self.router.peers.interest = Publisher(in_pieces=self.tell_in_pieces) if tells else None
 
     def use(self, settings: Settings) -> None:
         """Replace the settings: they are those of the start, or of the last reload."""
@@ -157,8 +158,9 @@ class Context:
         self.router.peers.links_due = True
         return self.interest.touch()
 
-    def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
-        # a snapshot for siblings: it is sent in the tick of the last piece
+    def tell_in_pieces(self, pieces: Iterator[None]) -> None:
+        """Make the rest of a snapshot of interest for peers, who get it in the tick of the last piece."""
+
         def telling() -> Iterator[None]:
             for _ in pieces:
                 self.router.peers.links_due = True

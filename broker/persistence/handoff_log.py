@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.format import link_schema, schema
-from pyx.core.peer import Peer
+from pyx.core.peer import Peer, is_sibling
 from pyx.storage.entries import without_sibling_messages
 from zmq_mesh.contract import HandoffLog
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from broker.persistence.set_aside import SetAside
     from pyx.delivery.router import Router
 
-__all__ = ["StoredHandoff", "StoredLinks", "kept_links"]
+__all__ = ["NOTHING_RECEIVED", "KeptLink", "StoredHandoff", "StoredLinks", "kept_hosts", "kept_links", "tell_receiver"]
+
+NOTHING_RECEIVED = (0, 0)
 
 
 class StoredHandoff(HandoffLog):
@@ -111,14 +113,59 @@ class StoredHandoff(HandoffLog):
             self._router.journal.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
 
 
+class KeptLink(NamedTuple):
+    """The initial state of one link."""
+
+    handoff: HandoffLog
+    received: tuple[int, int]
+    """(stream, number) up to which the peer's stream was taken."""
+    begun: link_schema.PeerPosition | None
+    """The same, if the first entries of the next batch were taken, too."""
+    refusals: list[tuple[int, list[tuple[int, int]]]]
+    """(number, [(position, reason), ...]) of batches of the peer's stream with refused entries, in order."""
+
+
+def kept_link(context: Context, set_aside: SetAside, peer: Peer) -> KeptLink:
+    """Read the state of this worker's link with a peer from a store that keeps it."""
+    router, store = context.router, context.store
+    received, begun = NOTHING_RECEIVED, None
+    refused: dict[int, list[tuple[int, int]]] = {}
+    for key, value in store.scan(schema.peer_key(peer)):
+        try:
+            if schema.is_refusals(key):
+                refused[schema.key_position(key)] = link_schema.decode_refusals(value)
+                continue
+            taken = link_schema.decode_peer(value)
+            received = taken.stream, taken.number
+            begun = taken if taken.taken else None
+            _take_inside(router, peer, refused, key, taken)
+        except UNREADABLE as error:
+            set_aside.take(key, value, error)
+    handoff = StoredHandoff(router, store, peer, set_aside.take)
+    return KeptLink(handoff, received, begun, sorted(refused.items()))
+
+
+def kept_hosts(context: Context, set_aside: SetAside) -> dict[Peer, KeptLink]:
+    """Read the state of all links with workers of other hosts; none for a store in memory."""
+    store = context.store
+    if not store.keeps:
+        return {}
+    peers = set()
+    for family in (schema.HANDOFF, schema.PEER):
+        for key, value in store.scan(family):
+            try:
+                peers.add(schema.peer_of_key(key))
+            except UNREADABLE as error:
+                set_aside.take(key, value, error)
+    return {peer: kept_link(context, set_aside, peer) for peer in sorted(peers) if not is_sibling(peer)}
+
+
 class StoredLinks(NamedTuple):
-    """The initial state of the links, by peer."""
+    """The initial state of the links to siblings, by peer; see `KeptLink`."""
 
     handoffs: dict[Peer, HandoffLog]
     received: dict[Peer, tuple[int, int]]
-    """(stream, number) up to which a sibling's stream was taken."""
     refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]]
-    """(number, [(position, reason), ...]) of batches of a sibling's stream with refused entries, in order."""
 
 
 class ReceivesBatches(Protocol):
@@ -132,42 +179,29 @@ class ReceivesBatches(Protocol):
 
 
 def kept_links(context: Context, set_aside: SetAside, batches: ReceivesBatches) -> StoredLinks:
-    """Read the state of this worker's links from the store; empty for a store in memory. `batches` gets its part."""
-    kept = StoredLinks({}, {}, {})
-    router, store = context.router, context.store
-    if not store.keeps:
-        return kept
-    for peer in context.siblings:
-        kept.handoffs[peer] = StoredHandoff(router, store, peer, set_aside.take)
-        refused: dict[int, list[tuple[int, int]]] = {}
-        for key, value in store.scan(schema.peer_key(peer)):
-            try:
-                if schema.is_refusals(key):
-                    refused[schema.key_position(key)] = link_schema.decode_refusals(value)
-                else:
-                    _take_position(router, batches, kept, peer, refused, key, value)
-            except UNREADABLE as error:
-                set_aside.take(key, value, error)
-        kept.refusals[peer] = sorted(refused.items())
-        batches.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
-    return kept
+    """Read the state of the links to siblings; empty for a store in memory. `batches` gets its part."""
+    links = StoredLinks({}, {}, {})
+    for peer in context.siblings if context.store.keeps else ():
+        kept = kept_link(context, set_aside, peer)
+        links.handoffs[peer], links.refusals[peer] = kept.handoff, kept.refusals
+        if kept.received != NOTHING_RECEIVED:
+            links.received[peer] = kept.received
+        tell_receiver(batches, peer, kept)
+    return links
 
 
-def _take_position(
-    router: Router,
-    batches: ReceivesBatches,
-    kept: StoredLinks,
-    peer: Peer,
-    refused: dict[int, list[tuple[int, int]]],
-    key: bytes,
-    value: bytes,
+def tell_receiver(batches: ReceivesBatches, peer: Peer, kept: KeptLink) -> None:
+    """Give the receiver of batches its part of what is kept."""
+    if kept.begun is not None:
+        batches.began(peer, kept.begun)
+    batches.refusals_kept(peer, [number for number, _ in kept.refusals])
+
+
+def _take_inside(
+    router: Router, peer: Peer, refused: dict[int, list[tuple[int, int]]], key: bytes, taken: link_schema.PeerPosition
 ) -> None:
-    # a record of family P without refusals of its own
-    taken = link_schema.decode_peer(value)
-    kept.received[peer] = taken.stream, taken.number
-    if taken.taken:
-        batches.began(peer, taken)
-    if taken.inside:  # of version 1: the next stored position has none
+    # a position of version 1 has refusals in it: the next stored one has none
+    if taken.inside:
         for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():

@@ -73,6 +73,8 @@ class Gauges:
         refused = self._frames_refused + frames_malformed
         behind = self._batches_behind
         for peer, link in context.links.items():
+            if peer not in self._links:  # a rail, which has come since
+                self._links[peer] = row.link(peer)[:_TOTALS]
             batches, messages, size, resent, dropped = self._links[peer]
             traffic = link.traffic
             row.set_link(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.persistence.handoff_log import kept_links
 from pyx.core import counters as count
@@ -19,6 +19,7 @@ from zmq_mesh.unix_sockets import UnixSockets
 
 if TYPE_CHECKING:
     from broker.worker.core import Node
+    from broker.worker.other_hosts import OtherHosts
     from pyx.core.peer import Peer
     from pyx.io.reactor import Reactor
     from shards.worker_channel import WorkerChannel
@@ -29,7 +30,7 @@ _HEARTBEAT_SECONDS_MAX = 1.5 * HEARTBEAT_SECONDS
 
 
 class WorkerMesh:
-    """The mesh of a worker that has siblings, from its start on."""
+    """The mesh of a worker that has siblings, or other hosts, from its start on."""
 
     def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor) -> None:
         context, peering, set_aside = node.context, node.peering, node.set_aside
@@ -63,12 +64,17 @@ class WorkerMesh:
             drain_bytes_max=limits.tick_peer_bytes_max,
             batches=peering.batches,
         )
-        node.links = self._mesh.links
+        node.links = self._mesh.together.by_peer
         self._batches.together = self._mesh.together
         self._mesh.together.defect = peering.malformed
         reactor.pause_ns = int(limits.link_silence_seconds_max * PAUSE_SHARE * 1e9)
         reactor.when_paused = self.is_awake
         reactor.part = self._batches
+        self._others: OtherHosts | None = None
+        if context.settings.cluster.is_on:
+            from broker.worker.other_hosts import OtherHosts  # only there: it loads ZeroMQ
+
+            self._others = OtherHosts(channel, node, self._mesh, reactor)
 
     @property
     def ready(self) -> bool:
@@ -126,8 +132,17 @@ class WorkerMesh:
         """Advance the time."""
         self.ask_late_siblings(now)
         self._mesh.tick(now)
+        if self._others is not None:
+            self._others.tick(now)
         self._batches.tell_full()
         self._after_hearing()
+
+    def hosts(self, message: dict[str, Any]) -> None:
+        """Take the hosts of the cluster, as the control process has them (`broker.cluster.host`)."""
+        if self._others is not None:
+            self._others.hosts_changed(message, time.monotonic())
+            self._state.needs_timer = True
+            self._reactor.finish()
 
     def down(self, peer: Peer, incarnation: int) -> None:
         """Note that the supervisor has reaped that incarnation of a sibling."""
@@ -139,3 +154,5 @@ class WorkerMesh:
         """Detach from the reactor, which still runs for a moment."""
         self._reactor.part = self._reactor.when_paused = None
         self._mesh.close()
+        if self._others is not None:
+            self._others.close()

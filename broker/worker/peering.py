@@ -110,6 +110,8 @@ class Peering:
         router = context.router
         keys = {peer: schema.peer_key(peer) for peer in context.siblings}
         self.batches = Batches(router.state, router.peers, router.siblings, router.journal, keys, self)
+        self.numbers: dict[Peer, Peer] = {}
+        """By place of a rail: the number of that peer, by which the store knows it."""
         self._waiting: dict[int, deque[_Batch]] = self.batches.waiting
         """By peer: a batch that is taken in pieces, and those behind it."""
         self.batch, self.forward, self.hold = self.batches.batch, self.batches.forward, self.batches.hold
@@ -134,7 +136,7 @@ class Peering:
         """Store refused entries of a batch, which the peer may not know yet."""
         number = place[1]
         record = link_schema.encode_refusals(refused)
-        self._router.journal.put_record(schema.refusals_key(peer, number), record, waited=False)
+        self._router.journal.put_record(self._refusals_key(peer, number), record, waited=False)
         self._refused.setdefault(peer, deque()).append(number)
 
     # ------------------------------------------------------------ batches in pieces
@@ -251,7 +253,11 @@ class Peering:
             return
         stream, number = batch.place
         record = link_schema.encode_peer(stream, number - 1, batch.position, batch.refused)
-        self._router.journal.put_record(schema.peer_key(batch.peer), record, waited=False)
+        key = schema.peer_key(self.numbers.get(batch.peer, batch.peer))
+        self._router.journal.put_record(key, record, waited=False)
+
+    def _refusals_key(self, peer: Peer, number: int) -> bytes:
+        return schema.refusals_key(self.numbers.get(peer, peer), number)
 
     # ------------------------------------------------------------ acks
 
@@ -263,7 +269,7 @@ class Peering:
         """Delete stored refusals up to this number: the peer knows them."""
         numbers = self._refused.get(peer)
         while numbers and numbers[0] <= number:
-            self._router.journal.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
+            self._router.journal.delete_record(self._refusals_key(peer, numbers.popleft()), waited=False)
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """Handle entries that the peer refused, or (position WHOLE_BATCH) a whole batch refused because the hand-off
@@ -340,6 +346,11 @@ class Peering:
                 if not self._unheard:
                     self._all_heard()
 
+    def forget_interest(self, peer: Peer) -> None:
+        """Forget what a peer wanted whose sessions are gone with it."""
+        self._forget(self._router.siblings.begin_interest(peer))
+        self.batches.submit_now(peer)  # so that this tick's entries are reported as lost together with the rest
+
     def _forget(self, whole: WholeInterest) -> None:
         """Forget the filters not named: some now, the rest in pieces."""
         if self._router.siblings.forget_unnamed(whole):
@@ -392,6 +403,5 @@ class Peering:
         self._retaining.peer_away(peer)
         self._replaying.peer_gone(peer)
         if not self._keeps:
-            self._forget(self._router.siblings.begin_interest(peer))
-            self.batches.submit_now(peer)  # so that this tick's entries are reported as lost together with the rest
+            self.forget_interest(peer)
         self.changed()

@@ -184,9 +184,9 @@ class Worker:
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
         loop.add_reader(self.reactor.fileno(), self.reactor.poll)
-        if channel.workers > 1:
+        if channel.workers > 1 or self.settings.cluster.is_on:
             self._mesh = WorkerMesh(channel, self.node, self.reactor)
-        else:
+        if channel.workers == 1:
             self._listen()
         self._on_timer()
         gc.collect()
@@ -242,6 +242,8 @@ class Worker:
                 self._stop(float(message.get("seconds", 5.0)))
             elif event == "sibling_down" and self._mesh is not None:
                 self._mesh.down(sibling(int(message["worker"])), int(message["incarnation"]))
+            elif event == "hosts" and self._mesh is not None:
+                self._mesh.hosts(message)
             elif event == "reload":
                 self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":

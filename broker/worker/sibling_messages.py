@@ -44,6 +44,8 @@ class SiblingMessages:
         self._context = context
         self._router = context.router
         self._disk = disk
+        self.of_hosts: Callable[[Peer, bytes, bytes], None] = lambda _peer, _kind, _payload: None
+        """Handles those of other hosts."""
         self._heard: dict[bytes, Callable[[Peer, bytes], None]] = {
             b"?": retaining.asked,
             b"!": retaining.answered,
@@ -64,10 +66,14 @@ class SiblingMessages:
     def receive(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Handle a message of a sibling. An error concerns some client, and does not end the worker."""
         heard = self._heard.get(kind)
-        if heard is None:
+        is_host = peer >= self._context.workers
+        if heard is None and not is_host:
             return
         try:
-            heard(peer, payload)
+            if is_host:
+                self.of_hosts(peer, kind, payload)
+            elif heard is not None:
+                heard(peer, payload)
         except Exception as error:  # noqa: BLE001  the one door
             self._context.counters.add(count.INTERNAL_ERRORS)
             self._context.defect(None, error)

@@ -117,9 +117,9 @@ cdef class Answering:
         if self.waiting.count == 0 or not self.state.acks_due:
             return 0
         self.state.acks_due = False
-        for p in range(self.state.workers):
+        memset(acknowledged, 0xFF, sizeof(acknowledged))    # they have everything
+        for p in range(<int>len(self.peers.peers)):
             peer = <Peer>self.peers.peers[p] if self.peers.peers[p] is not None else None
-            acknowledged[p] = <uint64_t>-1                  # it has everything
             # (with a store on disk, entries for a gone peer go to its hand-off log: the link reports that)
             if peer is not None and (live >> p & 1 or self.state.keeps) and peer.acknowledged < peer.sent:
                 acknowledged[p] = peer.acknowledged
@@ -199,8 +199,11 @@ cdef class Answering:
 
     cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF:
         cdef int p
+        cdef Peer peer
         cdef uint64_t mask = 0
-        for p in range(self.state.workers):
-            if p != self.state.worker and (<Peer>self.peers.peers[p]).acknowledged < (<Peer>self.peers.peers[p]).sent:
-                mask |= <uint64_t>1 << p
+        for p in range(<int>len(self.peers.peers)):
+            if self.peers.peers[p] is not None:
+                peer = <Peer>self.peers.peers[p]
+                if peer.acknowledged < peer.sent:
+                    mask |= <uint64_t>1 << p
         return mask

@@ -28,6 +28,7 @@ cdef class Batches(BatchReceiver):
     cdef readonly dict waiting          # by sibling: batches that are taken in pieces, and those behind them
     cdef public uint64_t waiting_bytes
     cdef public uint64_t waiting_bytes_max
+    cdef object passed_on               # (tick, what `commits` has) of rails' batches that siblings do not have yet
     cdef readonly dict begun            # by sibling: a batch whose first entries an earlier worker has taken
     cdef list commits                   # (sibling, sequence, refused) of this tick
     cdef public bint interest_came      # in this tick: a sibling waits for its acknowledgement
@@ -35,6 +36,8 @@ cdef class Batches(BatchReceiver):
     cpdef heard(self)
     cpdef tell_full(self)
     cpdef bint commit(self) except -1
+    cdef list wait_for_siblings(self, list commits)
+    cpdef bint release_passed_on(self) except -1
     cdef int route(self, int peer, const Part* volatile, const Part* sequenced, list payloads,
                    uint64_t sequence) except -1
     cdef int submit(self, int peer, bint hold) except -1

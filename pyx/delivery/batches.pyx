@@ -1,4 +1,4 @@
-"""Batches between the router and the links to siblings, in both directions.
+"""Batches between the router and the links to peers, in both directions.
 
 Arriving: a batch is routed (pyx.delivery.siblings) in the round in which it arrives, and acknowledged when that round's
 log is committed, and durable where there is a disk. One that costs too much for a round is taken in pieces; later
@@ -11,6 +11,8 @@ batches of the sibling wait behind it. That is rare, and decided in Python, as a
 
 Leaving: the entries that a tick has for siblings are submitted to the links at its end, which then send.
 """
+from collections import deque
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -18,7 +20,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from pyx.core cimport counters as count
 from pyx.core.kernel cimport monotonic_ns
 from pyx.core.little_endian cimport put64
-from pyx.core.work cimport MESH, Mark, callback_begins, callback_ends
+from pyx.core.work cimport MESH, Mark, OBJECT, callback_begins, callback_ends, work
 from pyx.mesh.link cimport Link
 from pyx.mesh.receiver cimport Part, view_of
 from pyx.mesh.sockets cimport Push
@@ -61,6 +63,18 @@ cdef class Batches(BatchReceiver):
         self.flush = _nothing
         self.acknowledges = True
         self.waiting_bytes_max = WAITING_BYTES_MAX
+        self.passed_on = deque()
+
+    def add_rail(self, int place, bytes key not None):
+        """Take batches of this rail, too. `key`: of the record of its position."""
+        self.numbers.append(place)
+        self.keys[place] = key
+
+    def drop_rail(self, int place):
+        """Take no more batches of it: its link is gone."""
+        self.numbers.remove(place)
+        del self.keys[place]
+        self.begun.pop(place, None)
 
     # ------------------------------------------------------------ the round
 
@@ -84,8 +98,12 @@ cdef class Batches(BatchReceiver):
 
     cpdef heard(self):
         """Acknowledge what siblings have said, at the end of the round."""
+        cdef bint owed
         self.tell_full()
-        if self.acknowledges and self.commit() or self.together.is_due:
+        owed = self.acknowledges and self.commit()
+        if self.passed_on and self.acknowledges and self.release_passed_on():
+            owed = True
+        if owed or self.together.is_due:
             self.peers.links_due = True     # greetings, acks
 
     cpdef tell_full(self):
@@ -159,6 +177,7 @@ cdef class Batches(BatchReceiver):
             del refused[REFUSED_MAX:]
         self.commits.append((peer, sequence, refused or ()))
         if self.state.keeps:
+            # what siblings get of a rail's batch is in their hand-off logs, so that it is safe with this record
             self.record_position(peer, place, refused)
 
     cdef int record_position(self, int peer, object place, object refused) except -1:
@@ -187,6 +206,8 @@ cdef class Batches(BatchReceiver):
             return owed
         self.commits = []
         if not self.state.keeps:
+            if self.peers.rails:
+                commits = self.wait_for_siblings(commits)
             self.say(commits)
             return True
         durable = Durable()
@@ -195,10 +216,37 @@ cdef class Batches(BatchReceiver):
         self.journal.when_durable(durable)
         return owed
 
+    cdef list wait_for_siblings(self, list commits):
+        # return those that can be acknowledged now. With the store in memory, a rail's batch is acknowledged when the
+        # siblings that wanted something of it have it; its entries are in the next batches for them
+        cdef list others = []
+        cdef uint64_t tick = self.state.tick
+        for each in commits:
+            if self.peers.rails >> <int>each[0] & 1:
+                self.passed_on.append((tick, each))
+            else:
+                others.append(each)
+        return others
+
+    cpdef bint release_passed_on(self) except -1:
+        """Acknowledge batches of rails that siblings have now. Return whether there were any."""
+        cdef uint64_t tick
+        cdef list commits = []
+        if not self.passed_on:
+            return False
+        tick = self.peers.taken_until()
+        while self.passed_on and self.passed_on[0][0] <= tick:
+            work(OBJECT)
+            commits.append(self.passed_on.popleft()[1])
+        self.say(commits)
+        return bool(commits)
+
     def say(self, list commits not None):
         """Tell the links that these batches are committed."""
         for peer, sequence, refused in commits:
-            link = self.links[peer]
+            link = self.links.get(peer)
+            if link is None:        # a rail that was dropped meanwhile
+                continue
             if isinstance(link, Link):
                 (<Link>link).commit(sequence, refused)
             else:

@@ -117,13 +117,15 @@ cdef class Ending:
         if group is None:
             self.peers.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
             self.peers.links_due = True
+            if f == NULL or f.siblings & ~self.peers.rails == 0:    # else siblings want it in any case
+                self.peers.tell_hosts(f, text)
             return 0
         g = self.group_of(f, group)
         if g != NULL:
             return self.enrolling.tell_group(g, durable)
         self.peers.interest.change(text, group, 0, False)
         self.peers.links_due = True
-        return 0
+        return self.peers.tell_hosts_group(NULL, text, group)
 
     cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
         cdef bytes label

@@ -145,11 +145,11 @@ cdef class Enrolling(Teller):
         if self.peers.interest is None:
             return 0
         work(2 * PYTHON)
+        text, name = filter_text(g.filter)[:g.filter.length], g.name[:g.name_length]
         self.peers.interest.change(
-            filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
-            g.members.online, g.full and g.members.online)
+            text, name, g.members.count, durable, g.members.online, g.full and g.members.online)
         self.peers.links_due = True
-        return 0
+        return self.peers.tell_hosts_group(g, text, name)
 
     cdef int tell_online(self, Session s) except -1:
         # a session has gone online or offline: one change per group, gathered with the others of the tick. In slices

@@ -119,7 +119,7 @@ cdef class HandingOn:
             self.enrolling.ask_strategy(g)
         if g.strategy == HASH_CLIENT:
             self.in_hand.publisher = e.key
-        taken = self.sharing.choose(g, e.key, offline, without, NULL) == 1
+        taken = self.sharing.choose_anywhere(g, e.key, offline, without, NULL) == 1
         others[0] |= self.in_hand.mask
         self.in_hand.held = None
         if taken:

@@ -7,6 +7,7 @@ from pyx.delivery.connection cimport Connection
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport RouterState
+from pyx.matching.filters cimport Filter, Group
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.message cimport Content
 from pyx.storage.entries cimport Choice, Packed
@@ -36,7 +37,10 @@ cdef class Peers:
     cdef Journal journal
 
     cdef public object interest         # zmq_mesh.interest.Publisher, None = no siblings
-    cdef list peers                     # Peer or None, by worker
+    cdef public object host_interest    # the same of this host, for others; None = there are no others
+    cdef list peers                     # Peer or None, by its place: siblings by worker, then rails
+    cdef readonly uint64_t rails        # peers that are workers of other hosts
+    cdef readonly uint64_t hosts        # of these, the one of each host to which its messages are sent
     cdef public uint64_t dirty_peers    # peers with entries to take
     cdef bint entries_added             # since `forward_now` was called; they may wait for company after it
     # peers with entries of this tick that must not be lost with this worker: QoS 2 from a publisher with a lasting
@@ -60,3 +64,6 @@ cdef class Peers:
     cpdef peer_full(self, int peer, bint full)
     cdef tuple whole(self, Peer p)
     cdef int name_publisher(self, Packed packed) except -1
+    cdef uint64_t taken_until(self) except? 0
+    cdef int tell_hosts(self, const Filter* f, bytes text) except -1
+    cdef int tell_hosts_group(self, const Group* g, bytes text, bytes group) except -1

@@ -1,4 +1,4 @@
-"""Messages to the siblings."""
+"""Messages to peers."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -10,12 +10,19 @@ _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 
 @final
 class Peers:
-    """The siblings, a Peer each: their next batches, acknowledgements and liveness."""
+    """The peers, a Peer each: their next batches, acknowledgements and liveness."""
 
     interest: Any
+    host_interest: Any
     dirty_peers: int
     forward_now: Callable[[], object]
     links_due: bool
+    @property
+    def rails(self) -> int: ...
+    @property
+    def hosts(self) -> int: ...
+    def add_rail(self, sends: bool) -> int: ...
+    def drop_rail(self, place: int) -> None: ...
     def tell(self, peer: int, kind: bytes, payload: bytes) -> None: ...
     def tell_unkept(self, peer: int, kind: bytes, payload: bytes) -> None: ...
     def take(self, peer: int) -> _Taken | None: ...

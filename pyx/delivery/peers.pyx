@@ -1,8 +1,12 @@
-"""Messages to the siblings: the next batch for each, its acknowledgements, and its liveness.
+"""Messages to peers: the next batch for each, its acknowledgements, and its liveness.
 
-A sibling that wants a publish gets it once, as an entry of the batch of this tick: QoS 0 in the volatile part, which
+A peer that wants a publish gets it once, as an entry of the batch of this tick: QoS 0 in the volatile part, which
 may be lost, all else in the sequenced part, which is acknowledged. Bodies from OWN_FRAME_BYTES on travel in a frame of
-their own. Messages from siblings are read by pyx.delivery.siblings.
+their own. Messages from peers are read by pyx.delivery.siblings.
+
+Each peer has a *place* below PEERS_MAX, a bit in the masks. Siblings, the other workers of the host, have the number of
+their worker. A *rail* is a worker of another host, which stands for all of that host; its place is free before it is
+there, and after it has left.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -10,11 +14,12 @@ from libc.string cimport memset
 
 from pyx.core cimport counters as count
 from pyx.core.placement cimport owner_of
-from pyx.core.work cimport VISIT, work
+from pyx.core.work cimport PYTHON, VISIT, work
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport OWN_FRAME_BYTES, RouterState, SAMPLE_MS
+from pyx.matching.filters cimport Filter, Group
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.message cimport Content
 from pyx.storage.entries cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed
@@ -23,6 +28,7 @@ from pyx.storage.entries cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_R
 cdef enum:
     # sequenced entries of one batch: their refusals come with one ack, and are processed at once
     BATCH_ENTRIES_MAX = 4096
+    PEERS_MAX = 64                  # a set of peers is a word
 
 
 @cython.final
@@ -35,7 +41,7 @@ cdef class Peer:
 
 @cython.final
 cdef class Peers:
-    """The siblings, a Peer each: their next batches, acknowledgements and liveness."""
+    """The peers, a Peer each: their next batches, acknowledgements and liveness."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None):
         self.state = state
@@ -44,6 +50,35 @@ cdef class Peers:
         self.journal = journal
         self.peers = [Peer() if i != state.worker else None for i in range(state.workers)]
         self.paused = []
+
+    def add_rail(self, bint sends):
+        """Return the place of another rail. `sends`: its host is sent what it wants over it. Raises LookupError: there
+        are as many peers as there can be."""
+        cdef int place
+        for place in range(self.state.workers, PEERS_MAX):
+            if place == len(self.peers):
+                self.peers.append(None)
+            if self.peers[place] is None:
+                self.peers[place] = Peer()
+                self.rails |= <uint64_t>1 << place
+                if sends:
+                    self.hosts |= <uint64_t>1 << place
+                return place
+        raise LookupError(f"{PEERS_MAX} peers: no place for another host")
+
+    def drop_rail(self, int place):
+        """Free the place of a rail, whose interest was forgotten: nothing waits for it any more."""
+        cdef uint64_t others = ~(<uint64_t>1 << place)
+        if self.rails & ~others == 0:
+            raise ValueError(f"{place} is no rail")
+        self.peer_full(place, False)
+        self.peer_live(place, False)
+        self.peers[place] = None
+        self.rails &= others
+        self.hosts &= others
+        self.dirty_peers &= others
+        self.held_peers &= others
+        self.unsure_peers &= others
 
     cdef int pause(self, Connection conn) except -1:
         if not conn.paused:
@@ -57,7 +92,7 @@ cdef class Peers:
         # carries the start time). Siblings measure until their own delivery: one clock serves all processes of a host.
         # The reactor reads the clock at the end of what is measured
         cdef Content c
-        cdef uint64_t peers = self.in_hand.matched_peers
+        cdef uint64_t peers = self.in_hand.matched_peers & ~self.rails
         cdef uint32_t i
         cdef int p = 0
         self.state.sample_ms = self.state.now_ms + SAMPLE_MS
@@ -102,7 +137,7 @@ cdef class Peers:
                 p.sequenced = Packed.__new__(Packed)
             if c.retain and c.payload_len and isinstance(self.in_hand.publisher, str) and \
                     not (choice != NULL and flags & ENTRY_RETAINED_ONLY) and \
-                    owner_of(c.topic, c.topic_len, self.state.workers) == peer:
+                    (peer >= self.state.workers or owner_of(c.topic, c.topic_len, self.state.workers) == peer):
                 self.name_publisher(p.sequenced)
             p.sequenced.entry(c, flags, choice)
             if own_frame:
@@ -197,6 +232,50 @@ cdef class Peers:
         if tick > p.acknowledged:
             p.acknowledged = tick
             self.state.acks_due = True
+
+    cdef uint64_t taken_until(self) except? 0:
+        # the tick up to which the siblings that live have everything
+        cdef uint64_t tick = <uint64_t>-1
+        cdef int p
+        cdef Peer peer
+        for p in range(self.state.workers):
+            if p == self.state.worker:
+                continue
+            peer = <Peer>self.peers[p]
+            if self.live_peers >> p & 1 and peer.acknowledged < peer.sent and peer.acknowledged < tick:
+                tick = peer.acknowledged
+        return tick
+
+    cdef int tell_hosts(self, const Filter* f, bytes text) except -1:
+        # tell other hosts whether this one wants what matches the filter (NULL: nobody does)
+        cdef bint wanted = f != NULL and (f.plain.count != 0 or f.siblings & ~self.rails != 0)
+        if self.host_interest is not None:
+            work(2 * PYTHON)
+            self.host_interest.change(text, None, 1 if wanted else 0)
+            self.links_due = True
+        return 0
+
+    cdef int tell_hosts_group(self, const Group* g, bytes text, bytes group) except -1:
+        # tell other hosts how many members the group has on this one (NULL: none)
+        cdef uint64_t siblings
+        cdef uint32_t members, online
+        cdef int p = 0
+        if self.host_interest is None:
+            return 0
+        work(2 * PYTHON)
+        members = online = 0
+        if g != NULL:
+            members, online = g.members.count, g.members.online
+            siblings = g.siblings & ~self.rails
+            while siblings:
+                if siblings & 1:
+                    members += g.elsewhere[p].members
+                    online += g.elsewhere[p].online
+                siblings >>= 1
+                p += 1
+        self.host_interest.change(text, group, members, False, online)
+        self.links_due = True
+        return 0
 
     def peer_took_interest(self, int peer, uint64_t number):
         """Note that the peer routes by our interest up to `number`: SUBACKs that waited for it may be sent."""

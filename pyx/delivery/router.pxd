@@ -88,7 +88,7 @@ cdef class Router:
 
     cdef int publish(self, Matches* m) except -1            # 1: a subscription matches
     cdef int route(self, Matches* m) except -1
-    cdef int forward(self, uint64_t mask) except -1
+    cdef int forward(self, uint64_t peers, uint8_t flags) except -1
     cdef int append_block(self) except -1
     cdef int append_piece(self) except -1
     cdef int finish_log(self) except -1

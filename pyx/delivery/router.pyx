@@ -7,7 +7,8 @@ once into the log of this tick, under the index of the filter, and the session r
 until it has caught up. So a message is held once however many sessions are behind, and a session in sync costs no log.
 
 Siblings are subscribers too: a Filter knows which of them want it, and each gets the entry once, in the batch of this
-tick. Messages from a sibling are never forwarded to another one.
+tick. Messages from a sibling are never forwarded to another one. Rails, each of which stands for another host, are
+likewise; and a message that comes over a rail goes to siblings, and to no other host.
 
 The publisher's ack waits for everything it promises: the commit of the log, if the message was logged, and the
 cumulative link ack of every sibling that was sent it. Acks of one connection leave in the order of the packets they
@@ -155,6 +156,8 @@ cdef class Router:
                 if siblings >> owner & 1 == 0:
                     self.peers.entry(owner, ENTRY_RETAINED_ONLY, NULL)
                     self.in_hand.mask |= <uint64_t>1 << owner
+            if self.peers.hosts & ~siblings:            # every host keeps the retained messages of all
+                self.forward(self.peers.hosts & ~siblings, ENTRY_RETAINED_ONLY)
         if groups:
             for i in range(m.count):
                 g = m.filters[i].groups
@@ -165,7 +168,7 @@ cdef class Router:
                     self.sharing.share(g, &siblings)
                     g = g.next
         if siblings:
-            self.forward(siblings)
+            self.forward(siblings, 0)
         if self.journal.archiver is not None:
             self.journal.archive(m, local, self.back_pressure.store_full >> self.state.worker & 1)
         self.in_hand.held = None
@@ -174,14 +177,14 @@ cdef class Router:
             return 0
         return 1
 
-    cdef int forward(self, uint64_t siblings) except -1:
+    cdef int forward(self, uint64_t peers, uint8_t flags) except -1:
         cdef int p = 0
-        while siblings:
-            if siblings & 1:
-                self.peers.entry(p, 0, NULL)
+        while peers:
+            if peers & 1:
+                self.peers.entry(p, flags, NULL)
                 if self.in_hand.content.qos or self.in_hand.content.retain:
                     self.in_hand.mask |= <uint64_t>1 << p
-            siblings >>= 1
+            peers >>= 1
             p += 1
         return 0
 

@@ -34,11 +34,15 @@ cdef class Sharing:
     cdef FanOut fanout
 
     cdef int chosen(self, Entry* e) except -1                   # 0, or the reason of the refusal
+    cdef int chosen_host(self, Entry* e, uint64_t* plain) except -1
+    cdef int know_publisher(self, const Group* g, const Entry* e) except -1
+    cdef int choose_anywhere(self, Group* g, uint64_t key, uint64_t offline, uint64_t without,
+                             uint64_t* plain) except -1
     cdef int share(self, Group* g, uint64_t* plain) except -1
     cdef int share_here(self, Group* g) except -1
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1
     cdef int choose_ranked(self, Group* g, uint64_t key, uint64_t live, uint64_t all_, uint64_t* plain) except -1
-    cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online) noexcept
+    cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online, uint64_t key) noexcept
     cdef int send(self, Group* g, int worker, uint64_t key, bint insist, uint64_t* plain) except -1
     cdef int choose_here(self, Group* g, uint64_t key, bint insist) except -1
     cdef bint take_here(self, Group* g, uint64_t key) except -1

@@ -72,7 +72,24 @@ cdef class Sharing:
             return self.share_here(g)
         if g.strategy == 0:
             self.enrolling.ask_strategy(g)
-        return self.choose(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
+        return self.choose_anywhere(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
+
+    cdef int choose_anywhere(self, Group* g, uint64_t key, uint64_t offline, uint64_t without,
+                             uint64_t* plain) except -1:
+        # a member of this host, unless none of them is online, and one of another host is. offline, without: peers
+        # that reported no online member, or no member
+        cdef uint64_t rails = g.siblings & self.peers.rails & ~without
+        cdef uint64_t live = g.siblings_online & self.peers.live_for_interest & ~offline & ~without
+        cdef int chosen
+        if rails == 0 or g.members.online or live & ~rails:
+            return self.choose(g, key, offline, without | rails, plain)
+        chosen = self.weigh(g, live & rails, 0, True, key)
+        if chosen == NOBODY and g.members.count == 0 and g.siblings & ~without & ~rails == 0:
+            chosen = self.weigh(g, rails, 0, False, key)
+        if chosen == NOBODY:
+            return self.choose(g, key, offline, without | rails, plain)
+        g.turn += 1
+        return self.send(g, chosen, key, True, plain)
 
     cdef int share_here(self, Group* g) except -1:
         # send it to one of this worker's members
@@ -81,23 +98,23 @@ cdef class Sharing:
         return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
 
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
-        # the same over all workers. offline, without: siblings that reported no online member, or no member
+        # the same over the workers of this host
         cdef uint64_t live = g.siblings_online & self.peers.live_for_interest & ~offline & ~without
         cdef bint insist = False
         cdef int worker
         g.turn += 1
         if g.strategy >= HASH_TOPIC and g.enrolled_count:
             return self.choose_ranked(g, key, live, g.siblings & ~without, plain)
-        worker = self.weigh(g, live & ~g.siblings_full, g.members.online, True)
+        worker = self.weigh(g, live & ~g.siblings_full, g.members.online, True, 0)
         if worker == HERE:
             if self.take_here(g, key):
                 return 1
             self.enrolling.note_full(g)
-            worker = self.weigh(g, live & ~g.siblings_full, 0, True)
+            worker = self.weigh(g, live & ~g.siblings_full, 0, True, 0)
         if worker == NOBODY:
-            worker = self.weigh(g, live, g.members.online, True)
+            worker = self.weigh(g, live, g.members.online, True, 0)
         if worker == NOBODY:
-            worker = self.weigh(g, g.siblings & ~without, g.members.count, False)
+            worker = self.weigh(g, g.siblings & ~without, g.members.count, False, 0)
             insist = True
         if worker == NOBODY:
             return 0
@@ -120,8 +137,9 @@ cdef class Sharing:
             return self.hand_to(g, <Session>m.session)
         return self.send(g, <int>m.worker, key, insist, plain)
 
-    cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online) noexcept:
-        # choose a sibling of `mask`, HERE or NOBODY, in proportion to members: this worker has `here` of them
+    cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online, uint64_t key) noexcept:
+        # choose a peer of `mask`, HERE or NOBODY, in proportion to members: this worker has `here` of them. In turn, or
+        # by a key other than 0
         cdef uint64_t left = mask
         cdef uint32_t total = here, at
         cdef int p = 0, chosen = NOBODY
@@ -132,7 +150,7 @@ cdef class Sharing:
             p += 1
         if total == 0:
             return NOBODY
-        at = g.turn % total
+        at = (key if key else g.turn) % total
         if at < here:
             return HERE
         at -= here
@@ -346,7 +364,24 @@ cdef class Sharing:
             return 0
         return fixed_hash(self.in_hand.content.topic, self.in_hand.content.topic_len)
 
-    # ------------------------------------------------------------ chosen by a sibling
+    # ------------------------------------------------------------ chosen by a peer
+
+    cdef int chosen_host(self, Entry* e, uint64_t* plain) except -1:
+        # another host has chosen this one for a group: choose among its workers. 0, or the reason of the refusal
+        cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
+        if g == NULL or g.members.count == 0 and g.siblings & ~self.peers.rails == 0:
+            return REFUSED_NO_MEMBER
+        if g.strategy == 0:
+            self.enrolling.ask_strategy(g)
+        self.know_publisher(g, e)
+        return 0 if self.choose(g, e.key, 0, self.peers.rails, plain) else REFUSED_NO_MEMBER
+
+    cdef int know_publisher(self, const Group* g, const Entry* e) except -1:
+        if g.strategy == HASH_CLIENT and self.in_hand.publisher is None:
+            self.in_hand.publisher = e.key              # kept in case the message is handed on
+            if self.in_hand.held is not None:
+                self.in_hand.held.publisher = self.in_hand.publisher
+        return 0
 
     cdef int chosen(self, Entry* e) except -1:
         # a sibling has chosen this worker for a group: choose the member. 0, or the reason of the refusal
@@ -355,8 +390,5 @@ cdef class Sharing:
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
             self.enrolling.ask_strategy(g)
-        if g.strategy == HASH_CLIENT and self.in_hand.publisher is None:
-            self.in_hand.publisher = e.key              # kept in case the message is handed on
-            if self.in_hand.held is not None:
-                self.in_hand.held.publisher = self.in_hand.publisher
+        self.know_publisher(g, e)
         return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE

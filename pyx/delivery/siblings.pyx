@@ -1,12 +1,13 @@
-"""Messages from the other workers of the host: entries, which are routed here, and their interest.
+"""Messages from peers: entries, which are routed here, and their interest.
 
-Entries from a sibling are matched again here and never forwarded. An entry for a share group names the group: see
-pyx.delivery.sharing. Messages to siblings are in pyx.delivery.peers.
+Entries from a sibling are matched again here and never forwarded. Those that come over a rail, from another host, go to
+this worker's siblings as well, and to no other host. An entry for a share group names the group: see
+pyx.delivery.sharing. Messages to peers are in pyx.delivery.peers.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from pyx.core cimport counters as count
@@ -16,7 +17,7 @@ from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.peers cimport PUBLISHER, Peers, SAMPLED
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.retaining cimport Retaining
-from pyx.delivery.router_state cimport RouterState, SHARE
+from pyx.delivery.router_state cimport NUMBER_WORKER_BITS, RouterState, SHARE
 from pyx.delivery.session cimport Session
 from pyx.delivery.sharing cimport Sharing
 from pyx.matching.group_members cimport enrolled_put, enrolled_strike
@@ -30,6 +31,7 @@ cdef const char* NO_SECONDS = "\0\0\0\0"
 
 cdef enum:
     AT_ONCE_MS = 1000           # allowed time in transit for messages with an expiry interval of 0
+    AHEAD_US_MAX = 60_000_000   # of this host's clock: times of other hosts beyond that are not followed
 
 
 cdef Matches* matches_of(Siblings self, Entry* e) except NULL:
@@ -74,7 +76,7 @@ cdef int expire_entry(Siblings self, Entry* e) except -1:
 
 @cython.final
 cdef class Siblings:
-    """The routing of entries from siblings, and the record of their interest."""
+    """The routing of entries from peers, and the record of their interest."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Peers peers not None,
                   Backlog backlog not None, Retaining retaining not None, FanOut fanout not None,
@@ -95,6 +97,8 @@ cdef class Siblings:
         cdef Filter* f
         cdef Group* g
         cdef WholeInterest whole = self.whole_interest(peer)
+        cdef uint64_t rails = self.peers.rails
+        cdef bint changes_host = False          # what others want of this host
         if members == 0:
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
             if f == NULL:
@@ -104,12 +108,27 @@ cdef class Siblings:
         if group is None:
             if whole is not None and members:
                 whole.name_filter(f)
+            if self.peers.host_interest is not None and rails >> peer & 1 == 0:
+                changes_host = f.plain.count == 0 and f.siblings & ~rails & ~(<uint64_t>1 << peer) == 0 and \
+                    (f.siblings >> peer & 1 != 0) != (members > 0)
             self.subscriptions.set_sibling(f, peer, members > 0)
         else:
             g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
             if whole is not None and members:
                 whole.name_group(g)
+            changes_host = self.peers.host_interest is not None and rails >> peer & 1 == 0
             self.subscriptions.set_sibling_members(f, g, peer, <uint32_t>members, <uint32_t>online, full)
+        if changes_host:
+            self.tell_hosts(text, group)
+
+    cdef int tell_hosts(self, bytes text, bytes group) except -1:
+        cdef const Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef bytes label
+        if group is None:
+            return self.peers.tell_hosts(f, text)
+        label = group + b"/" + text
+        return self.peers.tell_hosts_group(
+            self.subscriptions.groups.find(<const uint8_t*><const char*>label, len(label)), text, group)
 
     def set_member(self, int peer, bytes text not None, bytes group not None, uint64_t identity, bint present,
                    uint64_t since):
@@ -151,7 +170,12 @@ cdef class Siblings:
         if not whole.told:
             whole.told = True
             self.peers.unsure_peers &= ~(<uint64_t>1 << whole.sibling)
-        if whole.forget_some(self.subscriptions):
+        if self.peers.host_interest is not None and self.peers.rails >> whole.sibling & 1 == 0:
+            whole.forgotten = []
+        more = whole.forget_some(self.subscriptions)
+        for text, group in whole.forgotten or ():
+            self.tell_hosts(text, group)
+        if more:
             return True
         del self.interests[whole.sibling]
         if not self.interests:
@@ -209,7 +233,7 @@ cdef class Siblings:
             self.counters.at[count.MESH_ENTRIES_RECEIVED] += 1
             self.in_hand.check_frame(&e, payloads, used)
             try:
-                reason = self.take_entry(&e, publisher, payloads, used)
+                reason = self.take_entry(peer, &e, publisher, payloads, used)
             except Exception as error:
                 # the error concerns this message only, not the batch, nor the worker
                 reason = 0
@@ -228,17 +252,20 @@ cdef class Siblings:
                 return used, refused, (at, position)
         return used, refused, None
 
-    cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1:
+    cdef int take_entry(self, int peer, Entry* e, object publisher, list payloads, int used) except -1:
         # 0, or the reason of the refusal
-        cdef uint64_t sent = 0, dropped = 0
+        cdef uint64_t sent = 0, dropped = 0, others = 0
         cdef Matches* m
-        cdef int reason = 0
+        cdef int reason = 0, owner = -1
+        cdef bint is_rail = self.peers.rails >> peer & 1
+        if is_rail:
+            self.translate(peer, &e.content)
         self.in_hand.begin_entry(e, payloads, used)
         self.in_hand.publisher = publisher
         if self.in_hand.held is not None:
             self.in_hand.held.publisher = publisher
         if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
-            self.retaining.keep()                     # else another entry brings it, or the group's choice was repeated
+            owner = self.retaining.keep()             # else another entry brings it, or the group's choice was repeated
         if self.state.prefixes.levels:
             sent, dropped = self.counters.at[count.PUBLISH_SENT], self.state.all_dropped()
         if e.content.expires and is_too_late(&e.content, self.state.wall_ms):
@@ -250,10 +277,55 @@ cdef class Siblings:
                 self.fanout.fan_out(m.filters[0])
             elif m.count:
                 self.fanout.fan_out_merged(m)
+            if is_rail:
+                others = self.siblings_of(m)
         if e.group != NULL:
             self.state.spent += SHARE
-            reason = self.sharing.chosen(e)
+            reason = self.sharing.chosen_host(e, &others) if is_rail else self.sharing.chosen(e)
+        if is_rail:
+            if owner >= 0 and others >> owner & 1 == 0:
+                self.peers.entry(owner, ENTRY_RETAINED_ONLY, NULL)
+            self.pass_on(others)
         if self.state.prefixes.levels:
             self.state.prefixes.add(
                 &e.content, self.counters.at[count.PUBLISH_SENT] - sent, self.state.all_dropped() - dropped)
         return reason
+
+    # ------------------------------------------------------------ from other hosts
+
+    cdef uint64_t siblings_of(self, const Matches* m) noexcept:
+        # those that want the publish in hand
+        cdef uint64_t siblings = self.peers.unsure_peers if self.in_hand.content.qos else 0
+        cdef uint32_t i
+        work(m.count * VISIT)
+        for i in range(m.count):
+            siblings |= m.filters[i].siblings
+        return siblings & ~self.peers.rails
+
+    cdef int pass_on(self, uint64_t siblings) except -1:
+        cdef int p = 0
+        while siblings:
+            if siblings & 1:
+                self.peers.entry(p, 0, NULL)
+            siblings >>= 1
+            p += 1
+        return 0
+
+    cdef int translate(self, int peer, Content* c) except -1:
+        # the times of another host into those of this one. Its messages are newer than what this host has had from it,
+        # and later ones from here are newer than they: this clock follows theirs, within limits
+        cdef uint64_t us = c.number >> NUMBER_WORKER_BITS
+        if us > self.state.clock.us + AHEAD_US_MAX and us > self.state.clock.last:
+            c.number = self.state.new_number()
+            self.counters.at[count.HOST_CLOCKS_REFUSED] += 1
+        else:
+            self.state.clock.behind(us)
+        if c.expires:
+            c.expires = <uint64_t>max(<int64_t>1, <int64_t>c.expires - self.ahead_ms[peer])
+        return 0
+
+    def set_ahead(self, int place, int64_t ms):
+        """Note by how much the broker's time of a rail's host is ahead of this one's."""
+        if not 0 <= place < 64:
+            raise ValueError(f"{place} is no place")
+        self.ahead_ms[place] = ms

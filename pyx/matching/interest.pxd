@@ -20,6 +20,7 @@ cdef class WholeInterest:
     cdef readonly uint32_t number       # of the members named: see Member.told
     cdef set named                      # addresses of Filters and Groups: they exist as long as the sibling wants them
     cdef bint told                      # it is complete
+    cdef list forgotten                 # gets (filter, group or None) of what `forget_some` forgets; None: nobody asks
     cdef Paging paging
     cdef bint groups                    # the Filters are done
 

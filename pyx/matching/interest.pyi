@@ -1,6 +1,13 @@
 """A sibling's complete interest, sent as a snapshot: see the .pxd."""
 
+from collections.abc import Iterator
 from typing import final
+
+from pyx.matching.subscriptions import Subscriptions
+
+_Wanted = tuple[bytes, None] | tuple[bytes, bytes, int, int]
+
+def interest_of(subscriptions: Subscriptions, workers: int) -> Iterator[list[_Wanted]]: ...
 
 @final
 class WholeInterest:

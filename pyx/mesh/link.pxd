@@ -11,6 +11,7 @@ from pyx.mesh.stream cimport LinkTraffic, Stream
 cdef class Link:
     cdef readonly object own
     cdef readonly object peer
+    cdef readonly object number             # of the peer, in messages
     cdef readonly uint64_t incarnation
     cdef readonly uint64_t peer_incarnation  # 0 = no living one is known
     cdef readonly tuple versions

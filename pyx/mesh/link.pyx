@@ -34,8 +34,9 @@ from pyx.mesh.receiver cimport EventReceiver, Part
 cdef class Link:
     """What a worker knows of one peer, for both directions.
 
-    own, peer: pyx.core.peer. incarnation: of this worker, greater than that of every earlier one. publisher: of this
-    worker's interest; it also decodes the peer's. send: takes the frames of one message and returns whether the
+    own: this worker's number in messages (pyx.core.peer). peer: what events and the node call the other one; its number
+    in messages, unless that is given. incarnation: of this worker, greater than that of every earlier one. publisher:
+    of this worker's interest; it also decodes the peer's. send: takes the frames of one message and returns whether the
     transport accepted it (False = try again later). reconnect: asks the transport for a new connection now instead of
     after its back-off (the peer has just been restarted). handoff: a log that outlives the worker; None = memory.
     received: (stream, sequence) of the peer's stream that this worker's store has committed, (0, 0) = nothing (see
@@ -45,9 +46,8 @@ cdef class Link:
 
     def __cinit__(self, own, peer, uint64_t incarnation, publisher, events, send, limits, double now, *,
                   reconnect=None, handoff=None, received=(0, 0), refusals=(),
-                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None, rests=False, batches=None):
-        self.own = own
-        self.peer = peer
+                  versions=(<int>OLDEST_VERSION, <int>VERSION), barrier=None, rests=False, batches=None, number=None):
+        self.own, self.peer, self.number = own, peer, peer if number is None else number
         self.incarnation = incarnation
         self.versions = versions
         self.silence = limits.link_silence_seconds_max
@@ -285,7 +285,7 @@ cdef class Link:
         # a message whose prefix is not that of the known pair: a new incarnation's greeting, or to be refused
         cdef Head head
         cdef Prefix prefix
-        read_prefix(first, self.own, self.peer, &prefix)
+        read_prefix(first, self.own, self.number, &prefix)
         read_head(<const uint8_t*>PyBytes_AS_STRING(first) + PREFIX_BYTES, &head)
         if prefix.version != VERSION_OF_GREETINGS or \
                 head.kind != HELLO and (head.kind != WELCOME or prefix.receiver_incarnation != self.incarnation):
@@ -366,7 +366,7 @@ cdef class Link:
 
     cdef bytes prefix_of(self, int version, bint is_known):
         # of our messages; is_known: the peer's incarnation and stream are
-        return pack_prefix(version, self.incoming.stream if is_known else 0, self.own, self.peer, self.incarnation,
+        return pack_prefix(version, self.incoming.stream if is_known else 0, self.own, self.number, self.incarnation,
                            self.peer_incarnation if is_known else 0)
 
     cdef int adopt(self, uint64_t incarnation, int version) except -1:
@@ -379,7 +379,7 @@ cdef class Link:
         return 0
 
     cdef int set_expected(self) except -1:
-        self.expected = pack_prefix(self.version, self.stream.id, self.peer, self.own, self.peer_incarnation,
+        self.expected = pack_prefix(self.version, self.stream.id, self.number, self.own, self.peer_incarnation,
                                     self.incarnation)
         return 0
 

@@ -8,8 +8,11 @@ from pyx.mesh.receiver cimport BatchReceiver, Receiver
 
 cdef class Links(Receiver):
     cdef readonly dict by_peer
+    cdef dict by_number                 # as messages name them
     cdef list links
     cdef object publisher
+    cdef public object host_publisher
+    cdef public object when_sealed      # called when one of the two has given out another number
     cdef object barrier
     cdef object waiting                 # the barrier's, true while something waits for it
     cdef list flushes                   # of transports that gather what they send
@@ -28,6 +31,7 @@ cdef class Links(Receiver):
     cdef public uint64_t malformed
     cdef public object defect           # called with an exception that nothing else has caught; None: it is raised
 
+    cdef int seal_both(self) except -1
     cpdef bint begin(self, double now) except -1
     cpdef flush(self, double now)
     cpdef bint end_reading(self) except -1

@@ -18,29 +18,38 @@ cdef enum:
 
 @cython.final
 cdef class Links(Receiver):
-    """The links by peer. `publisher`: of this worker's interest; `drain_bytes_max`: bytes of one sibling per round;
-    `batches`: takes what they bring, None: their batches are events of the links."""
+    """The links by peer. `publisher`: of this worker's interest; `drain_bytes_max`: bytes of one peer per round;
+    `batches`: takes what they bring, None: their batches are events of the links. `host_publisher`: of the interest of
+    this worker's host, for rails; None: there are none."""
 
     def __cinit__(self, publisher, uint64_t drain_bytes_max, BatchReceiver batches=None):
         self.by_peer = {}
+        self.by_number = {}
         self.links = []
         self.batches = batches
         self.waiting = ()
         self.publisher = publisher
         self.flushes = []
         self.drain_bytes_max = drain_bytes_max
-        self.go_on = _nothing
+        self.go_on = self.when_sealed = _nothing
 
     def add(self, Link link not None, barrier, flush=None):
-        """Add a link. `barrier`: of all links, see `zmq_mesh.barrier`. `flush` sends what its transport has gathered;
-        None: it sends at once."""
-        self.barrier = barrier
+        """Add a link. `barrier`: of all links to siblings, see `zmq_mesh.barrier`. `flush` sends what its transport has
+        gathered; None: it sends at once."""
         if barrier is not None:
+            self.barrier = barrier
             self.waiting = barrier.waiting
         self.by_peer[link.peer] = link
+        self.by_number[link.number] = link
         self.links.append(link)
         if flush is not None:
             self.flushes.append(flush)
+
+    def remove(self, Link link not None):
+        """Forget a link without `flush`: its messages are malformed from now on."""
+        del self.by_peer[link.peer]
+        del self.by_number[link.number]
+        self.links.remove(link)
 
     # ------------------------------------------------------------ receiving
 
@@ -104,9 +113,9 @@ cdef class Links(Receiver):
         if len(first) < PREFIX_BYTES:
             raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
         number = get32(<const uint8_t*>PyBytes_AS_STRING(first) + SENDER_AT)
-        link = self.by_peer.get(number)
+        link = self.by_number.get(number)
         if link is None:
-            raise EnvelopeError(f"no sibling has the number {number}")
+            raise EnvelopeError(f"no peer has the number {number}")
         return <Link>link
 
     cpdef trust(self):
@@ -128,7 +137,9 @@ cdef class Links(Receiver):
     cpdef flush(self, double now):
         """End a tick, when the links have all of it: seal its interest, then send what each link has."""
         cdef Link link
-        if self.publisher.unsealed:
+        if self.host_publisher is not None:
+            self.seal_both()
+        elif self.publisher.unsealed:
             self.publisher.seal()
         if self.waiting:
             self.barrier.submitted(now)
@@ -137,6 +148,13 @@ cdef class Links(Receiver):
             link.flush(now)
         self.look_idle(now)
         self.send()
+
+    cdef int seal_both(self) except -1:
+        if self.publisher.unsealed or self.host_publisher.unsealed:
+            self.publisher.seal()
+            self.host_publisher.seal()
+            self.when_sealed()
+        return 0
 
     cpdef bint look_idle(self, double now) except -1:
         """Return whether all links are idle and all siblings are read."""
@@ -152,6 +170,8 @@ cdef class Links(Receiver):
         cdef Link link
         cdef bint says = self.stopped or self.is_full()
         self.publisher.seal()
+        if self.host_publisher is not None:
+            self.seal_both()
         for link in self.links:
             link.tick(now, says)
         self.look_idle(now)

@@ -17,7 +17,7 @@ from tests.cluster.etcd_process import etcd_process
 from tests.cluster.in_memory import Connection, CoordinatorInMemory
 
 OWN = HostRecord(
-    "n1", 1, "0" * 32, "tcp://127.0.0.1:7000", "a" * 40, 2, HostState.JOINING, "0.1.0", (1, 2), 1000
+    "n1", 7, 1, "0" * 32, "tcp://127.0.0.1:7000", "a" * 40, 2, HostState.JOINING, "0.1.0", (1, 2), 1000
 )  # fmt: skip
 KEY = b"/mqttd/test/hosts/n1"
 

@@ -29,6 +29,8 @@ STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", 
 SEARCHED = {
     "pyx/delivery/watched_topics.pyx: del self.asks[0]": "ASKS_MAX",
     "pyx/delivery/peers.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
+    "pyx/delivery/batches.pyx: self.numbers.remove(place)": "PEERS_MAX",
+    "pyx/mesh/links.pyx: self.links.remove(link)": "PEERS_MAX",
     "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
 }
 

@@ -1,0 +1,231 @@
+"""One host in its cluster: joins it, and tells its workers of the other hosts.
+
+It runs in the control process, which alone speaks with etcd. The workers are told of other hosts by way of the
+supervisor, and go on with what they know while etcd, or this process, is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import broker
+from broker.cluster.contract import Coordination, CoordinationError
+from broker.cluster.host_numbers import number_of_host
+from broker.cluster.host_record import HostRecord, HostState, MalformedHostRecord
+from broker.cluster.membership import HostMembership
+from zmq_mesh.curve import KeyPair, new_keys
+from zmq_mesh.envelope import OLDEST_VERSION, VERSION
+
+if TYPE_CHECKING:
+    from broker.config.cluster import Cluster
+    from broker.logs import Log
+
+__all__ = ["ClusterHost", "HostIdentity", "identity_of"]
+
+_RETRY_SECONDS: Final = 1.0
+_FILE: Final = "cluster.json"
+_FORMAT: Final = 1
+
+
+class HostIdentity(NamedTuple):
+    """Who this host is. installation: 32 hexadecimal digits. keys: for links; those of one run of the broker."""
+
+    installation: str
+    keys: KeyPair
+
+
+def identity_of(data_dir: str | None) -> HostIdentity:
+    """Return the identity of a host with this data directory, where its installation is kept; None: with a store in
+    memory it is another one at each start. Raises OSError, and ValueError for a file that is damaged.
+    """
+    keys = new_keys()
+    if data_dir is None:
+        return HostIdentity(secrets.token_hex(16), keys)
+    file = Path(data_dir) / _FILE
+    try:
+        read = json.loads(file.read_bytes())
+        if read["format"] != _FORMAT:
+            raise ValueError(f"its format is {read['format']!r}, this release reads {_FORMAT}")
+        return HostIdentity(str(bytes.fromhex(read["installation"]).hex()), keys)
+    except FileNotFoundError:
+        installation = secrets.token_hex(16)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: damaged: {error}") from None
+    _write(file, json.dumps({"format": _FORMAT, "installation": installation}).encode() + b"\n")
+    return HostIdentity(installation, keys)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file so that after a crash it is there whole or not at all."""
+    temporary = file.with_suffix(".new")
+    with open(temporary, "wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(temporary, file)
+    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class ClusterHost:
+    """Implements `broker.cluster.membership.MembershipEvents`. `tell`: sends an event to the supervisor."""
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        settings: Cluster,
+        identity: HostIdentity,
+        workers: int,
+        log: Log,
+        tell: Callable[..., None],
+    ) -> None:
+        self._coordination = coordination
+        self._settings = settings
+        self._identity = identity
+        self._workers = workers
+        self._log = log
+        self._tell = tell
+        self._linked = [False] * workers
+        self._number = 0
+        self._incarnation = 0
+        self._membership: HostMembership | None = None
+        self._out_of_reach = False
+        self.state = HostState.JOINING
+        """Of this host, as the others are told."""
+
+    @property
+    def hosts(self) -> Mapping[str, HostRecord]:
+        """All hosts as last seen, by node id."""
+        return {} if self._membership is None else self._membership.hosts
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether this host surely is a member."""
+        return self._membership is not None and self._membership.is_proven
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has once known what all other hosts want, and they what it wants."""
+        return self.state is not HostState.JOINING
+
+    def report(self) -> dict[str, Any]:
+        """Return the state of the cluster as this host sees it."""
+        return {
+            "node": self._settings.node_id,
+            "state": self.state.value,
+            "member": self.is_proven,
+            "hosts": [
+                {
+                    "node": node,
+                    "state": each.state.value,
+                    "address": each.address,
+                    "workers": each.workers,
+                    "release": each.release,
+                }
+                for node, each in sorted(self.hosts.items())
+            ],
+        }
+
+    async def run(self) -> None:
+        """Join, and stay a member, until cancelled."""
+        self._number = await self._own_number()
+        own = HostRecord(
+            node=self._settings.node_id,
+            number=self._number,
+            incarnation=1,  # until it joins
+            installation=self._identity.installation,
+            address=self._settings.address,
+            curve_key=self._identity.keys.public.decode(),
+            workers=self._workers,
+            state=HostState.JOINING,
+            release=broker.__version__,
+            link_versions=(OLDEST_VERSION, VERSION),
+        )
+        self._membership = HostMembership(self._coordination, self._settings.name, own, self)
+        self._membership.set_state(self.state)
+        await self._membership.run()
+
+    async def close(self) -> None:
+        """Close the connection. The host stays a member until its lease ends: it may be back before that."""
+        await self._coordination.close()
+
+    async def _own_number(self) -> int:
+        while True:
+            try:
+                number = await number_of_host(self._coordination, self._settings.name, self._identity.installation)
+            except CoordinationError as error:
+                self.out_of_reach(str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self.reached()
+                return number
+
+    def linked(self, worker: int, linked: bool) -> None:
+        """Note whether a worker and all other hosts know what the other wants."""
+        self._linked[worker] = linked
+        if self.state is HostState.JOINING and all(self._linked):  # once: a host that comes later joins by itself
+            self.state = HostState.READY
+            if self._membership is not None:
+                self._membership.set_state(self.state)
+            self._log.info("cluster_ready", node=self._settings.node_id)
+
+    # ------------------------------------------------------------ events of the membership
+
+    def hosts_changed(self, hosts: Mapping[str, HostRecord]) -> None:
+        """Implements MembershipEvents."""
+        if self._incarnation:
+            self._tell_hosts(hosts)
+
+    def joined(self, incarnation: int, lease: int, kept_lease: bool) -> None:
+        """Implements MembershipEvents."""
+        self._log.info("cluster_joined", node=self._settings.node_id, host=self._number, kept_lease=kept_lease)
+        self._incarnation = incarnation
+        self._tell_hosts(self.hosts)
+
+    def _tell_hosts(self, hosts: Mapping[str, HostRecord]) -> None:
+        others: list[dict[str, Any]] = [
+            {
+                "number": each.number,
+                "node": node,
+                "incarnation": each.incarnation,
+                "workers": each.workers,
+                "address": each.address,
+                "key": each.curve_key,
+            }
+            for node, each in sorted(hosts.items())
+            if each.number != self._number
+        ]
+        self._tell("hosts", number=self._number, incarnation=self._incarnation, hosts=others)
+
+    def lost(self) -> None:
+        """Implements MembershipEvents."""
+        self._log.error("cluster_lost", node=self._settings.node_id)
+
+    def node_id_taken(self, by: HostRecord) -> None:
+        """Implements MembershipEvents."""
+        self._log.error("node_id_taken", node=by.node, address=by.address)
+
+    def malformed(self, error: MalformedHostRecord) -> None:
+        """Implements MembershipEvents."""
+        self._log.error("host_record_malformed", reason=str(error))
+
+    def out_of_reach(self, reason: str) -> None:
+        """Implements MembershipEvents."""
+        if not self._out_of_reach:
+            self._out_of_reach = True
+            self._log.error("etcd_out_of_reach", reason=reason)
+
+    def reached(self) -> None:
+        """Implements MembershipEvents."""
+        if self._out_of_reach:
+            self._out_of_reach = False
+            self._log.info("etcd_reached")

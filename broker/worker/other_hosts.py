@@ -1,0 +1,342 @@
+"""The other hosts of the cluster, as one worker knows them: its rails, and what is different with them from siblings.
+
+A rail stands for all of its host: what that wants is one interest, and what it is sent it passes on inside. It is not
+asked for retained messages (every host has them all), nor told of full queues, the disk or memory of this worker. Hosts
+do not share a clock: each tells the others its time now and then, so that an expiry is understood.
+
+A SUBSCRIBE is answered when hosts that can be reached know it. Siblings learn that from this worker's acknowledgement
+of their interest (`zmq_mesh.barrier.HostsFirst`); for its own clients `_pairs` has by which number of the host's
+interest the others know a number of this worker's.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
+from leveldb_store.format import schema
+from pyx.core.peer import Peer, host_of, peer_of, worker_of
+from pyx.matching.interest import interest_of
+from zmq_mesh.curve import Curve
+from zmq_mesh.interest import Change, Publisher
+from zmq_mesh.rails import Host, RailPlace, Rails
+from zmq_mesh.zeromq import ZeroMq
+
+if TYPE_CHECKING:
+    from broker.worker.core import Node
+    from broker.worker.sibling_messages import SiblingMessages
+    from pyx.mesh.contract import Watcher
+    from shards.worker_channel import WorkerChannel
+    from zmq_mesh.contract import Undelivered
+    from zmq_mesh.curve import KeyPair
+    from zmq_mesh.mesh import Mesh
+
+__all__ = ["CLOCK", "CLOCK_SECONDS", "OtherHosts"]
+
+CLOCK: Final = b"t"
+"""Kind of a message between hosts: the sender's time, i64 in ms since 1970."""
+CLOCK_SECONDS: Final = 10.0
+_CLOCK: Final = struct.Struct("<q")
+_EVERYTHING: Final = (1 << 64) - 1
+_PAIRS_MAX: Final = 1024
+_LIFE_BITS: Final = 20
+"""Of an incarnation between hosts: the lives of the worker within one of its host."""
+_BATCH_BYTES_MAX: Final = 64 << 20
+_TRY_SECONDS: Final = 1.0
+
+
+class OtherHosts:
+    """The rails of a worker, and the events of their links (`zmq_mesh.contract.LinkEvents`)."""
+
+    def __init__(self, channel: WorkerChannel, node: Node, mesh: Mesh, watcher: Watcher) -> None:
+        self._channel = channel
+        self._context = context = node.context
+        self._router = router = context.router
+        self._peering = node.peering
+        self._mesh = mesh
+        self._watcher = watcher
+        self._kept = kept_hosts(context, node.set_aside)
+        self._keeps: bool = context.store.keeps
+        self._set_aside = node.set_aside
+        self._own = (1 << context.workers) - 1
+        self._wanted = Publisher(self._entries, context.tell_in_pieces)
+        """What this host wants."""
+        router.peers.host_interest = self._wanted
+        assert context.interest is not None
+        self._publisher: Publisher = context.interest
+        mesh.together.host_publisher = self._wanted
+        mesh.together.when_sealed = self._sealed
+        mesh.hosts_first.number = lambda: self._wanted.next
+        mesh.hosts_first.lacks = self._lacks
+        self._taken: dict[Peer, int] = {}
+        """By place: the number of this host's interest that a rail's host routes by."""
+        self._live: set[Peer] = set()
+        """Places of rails that are waited for."""
+        self._receives: set[Peer] = set()
+        """Places of rails whose hosts have to know what this one wants."""
+        self._pairs: list[tuple[int, int]] = []
+        """(number of this host's interest, number of this worker's that is part of it), both rising."""
+        self._told_at = 0.0
+        self.rails: Rails | None = None
+        keys: KeyPair = channel.identity.keys
+        self._curve = Curve(keys, {}, context.settings.limits.packet_bytes_max + _BATCH_BYTES_MAX)
+        self._hosts: dict[str, Any] | None = None  # what could not be done yet
+        self._try_at = 0.0
+        self._told_linked: bool | None = None  # as the supervisor was told last
+        messages: SiblingMessages = node.sibling_messages
+        messages.of_hosts = self._heard
+
+    # ------------------------------------------------------------ the cluster
+
+    def hosts_changed(self, message: dict[str, Any], now: float) -> None:
+        """Take the hosts of the cluster, as the control process has them (`broker.cluster.host`)."""
+        self._hosts = message
+        self._told_linked = None  # it wants to know
+        self._link(now)
+
+    def _link(self, now: float) -> None:
+        assert self._hosts is not None
+        message = self._hosts
+        hosts = [Host(**{**each, "key": each["key"].encode()}) for each in message["hosts"]]
+        self._curve.hosts = {each.key: each.number for each in hosts}
+        if self.rails is None:
+            own = peer_of(int(message["number"]), self._channel.index)
+            incarnation = (int(message["incarnation"]) << _LIFE_BITS) + int(message["life"])
+            try:
+                self.rails = self._listening(own, incarnation)
+            except zmq.ZMQError as error:
+                self._context.log.error("rails_unavailable", reason=str(error))
+                return
+        self._hosts = None
+        before = set(self.rails.too_many)
+        self.rails.set_hosts({each.number: each for each in hosts}, now)
+        for number in sorted(self.rails.too_many - before):
+            self._context.log.error("host_without_place", host=number)
+
+    def _listening(self, own: Peer, incarnation: int) -> Rails:
+        """Listen for other hosts. `own`: this worker's number in the cluster. Raises zmq.ZMQError if it cannot."""
+        curve = self._curve
+        address = self._context.settings.cluster.listen
+        listens = Host(host_of(own), "", incarnation, self._context.workers, address, curve.own.public)
+        together = self._mesh.together
+
+        def endpoint(peer: Peer) -> str:
+            return listens.endpoint(worker_of(own)) if peer == own else rails.endpoint(peer)
+
+        transport = ZeroMq(own, endpoint, self._watcher, curve)
+        rails = Rails(
+            own,
+            self._context.workers,
+            incarnation,
+            together,
+            transport,
+            self._wanted,
+            self,
+            self,
+            self._mesh.limits,
+            self._peering.batches,
+            self._mesh.when_writable,
+        )
+        try:
+            transport.listen(together)
+        except BaseException:
+            transport.close()
+            raise
+        inside = together.go_on
+
+        def go_on() -> None:
+            inside()
+            transport.go_on()
+
+        together.go_on = go_on
+        return rails
+
+    def tick(self, now: float) -> None:
+        """Tell the others the time now and then, and the supervisor whether all are linked; acknowledge what siblings
+        have by now.
+        """
+        if self._hosts is not None and now >= self._try_at:
+            self._try_at = now + _TRY_SECONDS
+            self._link(now)
+        if now - self._told_at >= CLOCK_SECONDS:
+            self._told_at = now
+            for place in self._live:
+                self._tell_time(place)
+        if self._peering.batches.acknowledges and self._peering.batches.release_passed_on():
+            self._router.peers.links_due = True
+        linked = self.rails is not None and self.rails.ready
+        if linked is not self._told_linked and self.rails is not None:
+            self._told_linked = linked
+            self._channel.tell("linked", linked=linked)
+
+    def close(self) -> None:
+        """Close the rails."""
+        if self.rails is not None:
+            self.rails.close()
+
+    def _entries(self) -> Iterator[Change]:
+        for page in interest_of(self._router.state.subscriptions, self._own):
+            for entry in page:
+                if entry[1] is None:
+                    yield Change(entry[0], None, 1, False)
+                else:
+                    yield Change(entry[0], entry[1], entry[2], False, entry[3])
+
+    # ------------------------------------------------------------ places (`zmq_mesh.rails.RailPlaces`)
+
+    def add(self, peer: Peer, *, sends: bool, receives: bool) -> RailPlace:
+        """Implements RailPlaces."""
+        place = Peer(self._router.peers.add_rail(sends))
+        self._peering.numbers[place] = peer
+        self._peering.batches.add_rail(place, schema.peer_key(peer))
+        if receives:
+            self._receives.add(place)
+        if not self._keeps:
+            return RailPlace(place, None, NOTHING_RECEIVED, ())
+        kept = self._kept.pop(peer, None)
+        if kept is None:
+            handoff = StoredHandoff(self._router, self._context.store, peer, self._set_aside.take)
+            return RailPlace(place, handoff, NOTHING_RECEIVED, ())
+        tell_receiver(self._peering, place, kept)
+        return RailPlace(place, kept.handoff, kept.received, kept.refusals)
+
+    def drop(self, place: int) -> None:
+        """Implements RailPlaces."""
+        peer = Peer(place)
+        self._peering.forget_interest(peer)
+        self._peering.batches.drop_rail(place)
+        self._router.peers.drop_rail(place)
+        self._receives.discard(peer)
+        del self._peering.numbers[peer]
+
+    # ------------------------------------------------------------ who knows which interest
+
+    def _lacks(self, number: int) -> bool:
+        return any(self._taken.get(place, 0) < number for place in self._live & self._receives)
+
+    def _sealed(self) -> None:
+        pair = self._wanted.number, self._publisher.number
+        if self._pairs and self._pairs[-1][0] == pair[0]:
+            self._pairs[-1] = pair
+        else:
+            self._pairs.append(pair)
+            known = min((self._taken.get(place, 0) for place in self._live & self._receives), default=pair[0])
+            del self._pairs[: max(0, bisect_right(self._pairs, (known, _EVERYTHING)) - 1)]
+            del self._pairs[:-_PAIRS_MAX]  # those who do not know even that wait for a later number
+        for place in self._live & self._receives:
+            self._translate(place)
+
+    def _translate(self, place: Peer) -> None:
+        at = bisect_right(self._pairs, (self._taken.get(place, 0), _EVERYTHING))
+        if at:
+            self._router.peers.peer_took_interest(place, self._pairs[at - 1][1])
+
+    def interest_taken(self, peer: Peer, number: int) -> None:
+        """Implements LinkEvents."""
+        self._taken[peer] = number
+        self._translate(peer)
+        self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
+
+    # ------------------------------------------------------------ events of the links
+
+    def batch(
+        self,
+        peer: Peer,
+        volatile: memoryview | None,
+        sequenced: memoryview | None,
+        payloads: list[Any],
+        sequence: int,
+    ) -> None:
+        """Implements LinkEvents."""
+        self._peering.batch(peer, volatile, sequenced, payloads, sequence)
+
+    def acknowledged(self, peer: Peer, ticket: int) -> None:
+        """Implements LinkEvents."""
+        self._peering.acknowledged(peer, ticket)
+
+    def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+        """Implements LinkEvents."""
+        self._peering.refused(peer, batch, refusals)
+
+    def refusals_known(self, peer: Peer, number: int) -> None:
+        """Implements LinkEvents."""
+        self._peering.refusals_known(peer, number)
+
+    def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
+        """Implements LinkEvents."""
+        self._peering.lost(peer, batches, ticket)
+
+    def interest(self, peer: Peer, changes: list[Change]) -> None:
+        """Implements LinkEvents."""
+        self._peering.interest(peer, changes)
+
+    def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
+        """Implements LinkEvents."""
+        self._peering.interest_snapshot(peer, entries, first, last)
+
+    def answered(self, peer: Peer) -> None:
+        """Implements LinkEvents."""
+        self._wait_for(peer)
+        self._router.peers.peer_answered(peer)
+
+    def ready(self, peer: Peer) -> None:
+        """Implements LinkEvents."""
+        self._wait_for(peer)
+        self._router.peers.peer_live(peer, True)
+        self._tell_time(peer)
+        self._context.log.info("host_linked", **self._named(peer))
+        self._peering.changed()
+
+    def _wait_for(self, place: Peer) -> None:
+        self._live.add(place)
+        if place not in self._receives:
+            self._router.peers.peer_took_interest(place, _EVERYTHING)
+
+    def away(self, peer: Peer) -> None:
+        """Implements LinkEvents."""
+        self._context.log.warning("host_away", **self._named(peer))
+        self._leave(peer)
+        self._router.peers.peer_away(peer)
+        self._peering.changed()
+
+    def _leave(self, place: Peer) -> None:
+        self._live.discard(place)
+        self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
+
+    def unconfirmed(self, peer: Peer) -> None:
+        """Implements LinkEvents."""
+        self._peering.unconfirmed(peer)
+
+    def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
+        """Implements LinkEvents."""
+        self._peering.incompatible(self._peering.numbers[peer], oldest, newest)
+
+    def gone(self, peer: Peer, incarnation: int) -> None:
+        """Implements LinkEvents."""
+        self._context.log.warning("host_gone", **self._named(peer))
+        self._taken.pop(peer, None)
+        self._leave(peer)
+        self._router.peers.peer_live(peer, False)
+        if not self._keeps:
+            self._peering.forget_interest(peer)
+        self._peering.changed()
+
+    def _named(self, place: Peer) -> dict[str, Any]:
+        number = self._peering.numbers[place]
+        host = self.rails.hosts.get(host_of(number)) if self.rails is not None else None
+        return {"host": host_of(number) if host is None else host.node, "peer": worker_of(number)}
+
+    # ------------------------------------------------------------ messages between the brokers
+
+    def _tell_time(self, place: Peer) -> None:
+        self._router.peers.tell_unkept(place, CLOCK, _CLOCK.pack(self._router.state.wall_ms))
+
+    def _heard(self, place: Peer, kind: bytes, payload: bytes) -> None:
+        if kind == CLOCK and len(payload) == _CLOCK.size:
+            (theirs,) = _CLOCK.unpack(payload)
+            self._router.siblings.set_ahead(place, theirs - self._router.state.wall_ms)

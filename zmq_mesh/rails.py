@@ -1,0 +1,174 @@
+"""The rails of one worker: its links to workers of other hosts.
+
+Worker i of a host sends to worker i, modulo their number, of every other host; that one passes on what its siblings
+want. So a publish crosses to a host once, over the same links for all messages of a publisher. Where two hosts have not
+as many workers, a worker also has links over which it is sent to, and only answers.
+
+A rail is made for every host that is there, and connects by itself, again and again. When its host has gone its link
+stays if there is a store: what the host's clients are owed is kept for its return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from pyx.core.peer import Peer, host_of, peer_of, worker_of
+from pyx.mesh.link import Link
+from pyx.mesh.links import Links
+from pyx.mesh.receiver import BatchReceiver
+from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Outlet, Transport
+from zmq_mesh.interest import Publisher
+
+__all__ = ["Host", "RailPlace", "RailPlaces", "Rails", "peers_of"]
+
+
+class Host(NamedTuple):
+    """Another host. number: `pyx.core.peer`. incarnation: rises with each of its lives. address: "tcp://host:port" of
+    its first worker; the others have the ports after it. key: its public key, 40 characters of Z85.
+    """
+
+    number: int
+    node: str
+    incarnation: int
+    workers: int
+    address: str
+    key: bytes
+
+    def endpoint(self, worker: int) -> str:
+        """Return where that worker listens."""
+        host, _, port = self.address.rpartition(":")
+        return f"{host}:{int(port) + worker}"
+
+
+class RailPlace(NamedTuple):
+    """How the router knows a rail, and what its store has of it; see `Link`."""
+
+    number: int
+    handoff: HandoffLog | None
+    received: tuple[int, int]
+    refusals: Iterable[tuple[int, list[tuple[int, int]]]]
+
+
+class RailPlaces(Protocol):
+    """The router's side of rails: it knows them by their places."""
+
+    def add(self, peer: Peer, *, sends: bool, receives: bool) -> RailPlace:
+        """Return the place of a rail. sends: it leads to its host. receives: what its host has for this one comes over
+        it, so it has to know what this host wants. Raises LookupError: there are too many.
+        """
+
+    def drop(self, place: int) -> None:
+        """Free a place."""
+
+
+def peers_of(host: int, workers: int, own: int, own_workers: int) -> dict[Peer, tuple[bool, bool]]:
+    """Return the workers of a host with which worker `own` of `own_workers` has links: for each whether this one sends
+    to its host over it, and whether that host sends to this one.
+    """
+    return {
+        peer_of(host, worker): (worker == own % workers, own == worker % own_workers)
+        for worker in range(workers)
+        if worker == own % workers or own == worker % own_workers
+    }
+
+
+class Rails:
+    """The rails of one worker. own: its number among all hosts' workers. own_workers: of this host. publisher: of the
+    interest of this host.
+    """
+
+    def __init__(
+        self,
+        own: Peer,
+        own_workers: int,
+        incarnation: int,
+        together: Links,
+        transport: Transport,
+        publisher: Publisher,
+        events: LinkEvents,
+        places: RailPlaces,
+        limits: LinkLimits,
+        batches: BatchReceiver,
+        when_writable: Callable[[Peer], Callable[[], object]],
+    ) -> None:
+        self.own = own
+        self._own_workers = own_workers
+        self._incarnation = incarnation
+        self._together = together
+        self._transport = transport
+        self._publisher = publisher
+        self._nothing = Publisher()  # for peers whose host sends to this one over another link
+        self._events = events
+        self._places = places
+        self._limits = limits
+        self._batches = batches
+        self._when_writable = when_writable
+        self.hosts: Mapping[int, Host] = {}
+        """The other hosts that are there, by number."""
+        self.links: Final[dict[Peer, Link]] = {}
+        """By the peer's number. A link may be there without its host."""
+        self._outlets: dict[Peer, Outlet] = {}
+        self.too_many: set[int] = set()
+        """Numbers of hosts for which there is no place."""
+
+    def endpoint(self, peer: Peer) -> str:
+        """Return where a peer listens. Raises LookupError for one whose host is not there."""
+        return self.hosts[host_of(peer)].endpoint(worker_of(peer))
+
+    def set_hosts(self, hosts: Mapping[int, Host], now: float) -> None:
+        """Take the hosts that are there now."""
+        former, self.hosts = self.hosts, dict(hosts)
+        for number, host in hosts.items():
+            before = former.get(number)
+            wanted = peers_of(number, host.workers, worker_of(self.own), self._own_workers)
+            for peer in [each for each in self.links if host_of(each) == number and each not in wanted]:
+                self._drop(peer)  # it has fewer workers than before
+            for peer, (sends, receives) in wanted.items():
+                if peer not in self.links:
+                    self._make(peer, sends, receives, now)
+                elif before is None or before[4:] != host[4:]:
+                    self._outlets[peer].reconnect()
+
+    def _make(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
+        try:
+            place = self._places.add(peer, sends=sends, receives=receives)
+        except LookupError:
+            self.too_many.add(host_of(peer))
+            return
+        outlet = self._transport.connect(peer, self._when_writable(Peer(place.number)))
+        link = Link(
+            self.own,
+            Peer(place.number),
+            self._incarnation,
+            self._publisher if receives else self._nothing,
+            self._events,
+            outlet.send,
+            self._limits,
+            now,
+            reconnect=outlet.reconnect,
+            handoff=place.handoff,
+            received=place.received,
+            refusals=place.refusals,
+            batches=self._batches,
+            number=peer,
+        )
+        self._outlets[peer] = outlet
+        self.links[peer] = link
+        self._together.add(link, None)
+
+    def _drop(self, peer: Peer) -> None:
+        link = self.links.pop(peer)
+        link.down(link.peer_incarnation)
+        self._together.remove(link)
+        self._outlets.pop(peer).close()
+        self._places.drop(link.peer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether what every host wants is known, and every host knows what this one wants."""
+        return all(link.ready for peer, link in self.links.items() if host_of(peer) in self.hosts)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
