@@ -4,8 +4,8 @@ Worker i of a host sends to worker i, modulo their number, of every other host; 
 want. So a publish crosses to a host once, over the same links for all messages of a publisher. Where two hosts have not
 as many workers, a worker also has links over which it is sent to, and only answers.
 
-A rail is made for every host that is there, and connects by itself, again and again. When its host has gone its link
-stays if there is a store: what the host's clients are owed is kept for its return.
+A rail is made for every host that is there, and connects by itself, again and again. When a host has gone that keeps
+its sessions on disk, the rail stays: what its clients are owed is kept for its return.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from pyx.mesh.receiver import BatchReceiver
 from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Outlet, Transport
 from zmq_mesh.interest import Publisher
 
-__all__ = ["Host", "RailPlace", "RailPlaces", "Rails", "peers_of"]
+__all__ = ["LINKS_MAX", "Host", "RailPlace", "RailPlaces", "Rails", "endpoint_of", "peers_of"]
+
+LINKS_MAX: Final = 1 << 12
 
 
 class Host(NamedTuple):
     """Another host. number: `pyx.core.peer`. incarnation: rises with each of its lives. address: "tcp://host:port" of
-    its first worker; the others have the ports after it. key: its public key, 40 characters of Z85.
+    its first worker; the others have the ports after it. key: its public key, 40 characters of Z85. keeps: its sessions
+    outlive it.
     """
 
     number: int
@@ -34,11 +37,7 @@ class Host(NamedTuple):
     workers: int
     address: str
     key: bytes
-
-    def endpoint(self, worker: int) -> str:
-        """Return where that worker listens."""
-        host, _, port = self.address.rpartition(":")
-        return f"{host}:{int(port) + worker}"
+    keeps: bool
 
 
 class RailPlace(NamedTuple):
@@ -62,6 +61,12 @@ class RailPlaces(Protocol):
         """Free a place."""
 
 
+def endpoint_of(address: str, worker: int) -> str:
+    """Return where that worker of a host with this address listens."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + worker}"
+
+
 def peers_of(host: int, workers: int, own: int, own_workers: int) -> dict[Peer, tuple[bool, bool]]:
     """Return the workers of a host with which worker `own` of `own_workers` has links: for each whether this one sends
     to its host over it, and whether that host sends to this one.
@@ -74,8 +79,9 @@ def peers_of(host: int, workers: int, own: int, own_workers: int) -> dict[Peer, 
 
 
 class Rails:
-    """The rails of one worker. own: its number among all hosts' workers. own_workers: of this host. publisher: of the
-    interest of this host.
+    """The rails of one worker. own: its number among all hosts' workers. own_workers: of this host. incarnation: of
+    the first link; each further one has the next, so at most LINKS_MAX are made before the worker's next incarnation.
+    publisher: of the interest of this host.
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Rails:
         self.own = own
         self._own_workers = own_workers
         self._incarnation = incarnation
+        self._made = 0
         self._together = together
         self._transport = transport
         self._publisher = publisher
@@ -114,11 +121,16 @@ class Rails:
 
     def endpoint(self, peer: Peer) -> str:
         """Return where a peer listens. Raises LookupError for one whose host is not there."""
-        return self.hosts[host_of(peer)].endpoint(worker_of(peer))
+        return endpoint_of(self.hosts[host_of(peer)].address, worker_of(peer))
 
     def set_hosts(self, hosts: Mapping[int, Host], now: float) -> None:
         """Take the hosts that are there now."""
         former, self.hosts = self.hosts, dict(hosts)
+        for number in former.keys() - hosts.keys():
+            self.too_many.discard(number)
+            if not former[number].keeps:
+                for peer in [each for each in self.links if host_of(each) == number]:
+                    self._drop(peer)
         for number, host in hosts.items():
             before = former.get(number)
             wanted = peers_of(number, host.workers, worker_of(self.own), self._own_workers)
@@ -127,7 +139,7 @@ class Rails:
             for peer, (sends, receives) in wanted.items():
                 if peer not in self.links:
                     self._make(peer, sends, receives, now)
-                elif before is None or before[4:] != host[4:]:
+                elif before is None or (before.address, before.key) != (host.address, host.key):
                     self._outlets[peer].reconnect()
 
     def _make(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
@@ -140,7 +152,7 @@ class Rails:
         link = Link(
             self.own,
             Peer(place.number),
-            self._incarnation,
+            self._incarnation + min(self._made, LINKS_MAX - 1),
             self._publisher if receives else self._nothing,
             self._events,
             outlet.send,
@@ -153,6 +165,7 @@ class Rails:
             batches=self._batches,
             number=peer,
         )
+        self._made += 1
         self._outlets[peer] = outlet
         self.links[peer] = link
         self._together.add(link, None)

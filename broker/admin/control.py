@@ -269,7 +269,13 @@ def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
     ca, certificate, key = (None if path is None else Path(path) for path in paths)
     address = etcd.EtcdAddress(settings.endpoints, settings.etcd_user, password, ca, certificate, key)
     cluster: ClusterHost = host.ClusterHost(
-        etcd.Etcd(address), settings, channel.identity, channel.workers, log, channel.tell
+        etcd.Etcd(address),
+        settings,
+        channel.identity,
+        channel.workers,
+        channel.settings.store != "memory",
+        log,
+        channel.tell,
     )
     return cluster
 

@@ -77,7 +77,9 @@ def _write(file: Path, content: bytes) -> None:
 
 
 class ClusterHost:
-    """Implements `broker.cluster.membership.MembershipEvents`. `tell`: sends an event to the supervisor."""
+    """Implements `broker.cluster.membership.MembershipEvents`. `keeps`: its sessions are on disk. `tell`: sends the
+    supervisor an event.
+    """
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class ClusterHost:
         settings: Cluster,
         identity: HostIdentity,
         workers: int,
+        keeps: bool,
         log: Log,
         tell: Callable[..., None],
     ) -> None:
@@ -92,6 +95,7 @@ class ClusterHost:
         self._settings = settings
         self._identity = identity
         self._workers = workers
+        self._keeps = keeps
         self._log = log
         self._tell = tell
         self._linked = [False] * workers
@@ -149,6 +153,7 @@ class ClusterHost:
             state=HostState.JOINING,
             release=broker.__version__,
             link_versions=(OLDEST_VERSION, VERSION),
+            keeps=self._keeps,
         )
         self._membership = HostMembership(self._coordination, self._settings.name, own, self)
         self._membership.set_state(self.state)
@@ -200,6 +205,7 @@ class ClusterHost:
                 "workers": each.workers,
                 "address": each.address,
                 "key": each.curve_key,
+                "keeps": each.keeps,
             }
             for node, each in sorted(hosts.items())
             if each.number != self._number

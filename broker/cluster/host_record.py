@@ -51,6 +51,7 @@ class HostRecord:
     curve_key: its public key, 40 characters (Z85).
     link_versions: the oldest and the newest version of the links between hosts that it speaks.
     connections_max: how many clients it takes, 0: it does not say.
+    keeps: its sessions outlive it, on disk.
     """
 
     node: str
@@ -64,6 +65,7 @@ class HostRecord:
     release: str
     link_versions: tuple[int, int]
     connections_max: int = 0
+    keeps: bool = True
 
     def changed(self, state: HostState, incarnation: int = 0) -> Self:
         """Return the same host in another state, and with another incarnation unless that is 0."""
@@ -84,6 +86,7 @@ class HostRecord:
                 "release": self.release,
                 "link_versions": self.link_versions,
                 "connections_max": self.connections_max,
+                "keeps": self.keeps,
             }
         )
 
@@ -119,6 +122,7 @@ class HostRecord:
             _text(read["release"], re.compile(r"\S{1,64}")),
             (oldest, newest),
             _number(read.get("connections_max", 0), 0, _INCARNATION_MAX),
+            bool(read.get("keeps", True)),
         )
 
 

@@ -20,11 +20,12 @@ import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
 from leveldb_store.format import schema
+from pyx.core import counters as count
 from pyx.core.peer import Peer, host_of, peer_of, worker_of
 from pyx.matching.interest import interest_of
 from zmq_mesh.curve import Curve
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.rails import Host, RailPlace, Rails
+from zmq_mesh.rails import LINKS_MAX, Host, RailPlace, Rails, endpoint_of
 from zmq_mesh.zeromq import ZeroMq
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ CLOCK_SECONDS: Final = 10.0
 _CLOCK: Final = struct.Struct("<q")
 _EVERYTHING: Final = (1 << 64) - 1
 _PAIRS_MAX: Final = 1024
-_LIFE_BITS: Final = 20
-"""Of an incarnation between hosts: the lives of the worker within one of its host."""
+_LIVES: Final = 1 << 12
+"""Lives of a worker within one of its host, as far as incarnations between hosts tell them apart."""
 _BATCH_BYTES_MAX: Final = 64 << 20
 _TRY_SECONDS: Final = 1.0
 
@@ -100,35 +101,41 @@ class OtherHosts:
         self._link(now)
 
     def _link(self, now: float) -> None:
-        assert self._hosts is not None
-        message = self._hosts
+        message, self._hosts = self._hosts, None
+        try:
+            if message is not None and not self._set_hosts(message, now):
+                self._hosts = message
+        except Exception as error:  # noqa: BLE001  of another host's record: clients of this one are served all the same
+            self._context.counters.add(count.INTERNAL_ERRORS)
+            self._context.defect(None, error)
+
+    def _set_hosts(self, message: dict[str, Any], now: float) -> bool:
+        """Return False if it has to be tried again."""
         hosts = [Host(**{**each, "key": each["key"].encode()}) for each in message["hosts"]]
         self._curve.hosts = {each.key: each.number for each in hosts}
         if self.rails is None:
             own = peer_of(int(message["number"]), self._channel.index)
-            incarnation = (int(message["incarnation"]) << _LIFE_BITS) + int(message["life"])
+            incarnation = (int(message["incarnation"]) * _LIVES + int(message["life"])) * LINKS_MAX
             try:
                 self.rails = self._listening(own, incarnation)
             except zmq.ZMQError as error:
                 self._context.log.error("rails_unavailable", reason=str(error))
-                return
-        self._hosts = None
+                return False
         before = set(self.rails.too_many)
         self.rails.set_hosts({each.number: each for each in hosts}, now)
         for number in sorted(self.rails.too_many - before):
             self._context.log.error("host_without_place", host=number)
+        return True
 
     def _listening(self, own: Peer, incarnation: int) -> Rails:
         """Listen for other hosts. `own`: this worker's number in the cluster. Raises zmq.ZMQError if it cannot."""
-        curve = self._curve
-        address = self._context.settings.cluster.listen
-        listens = Host(host_of(own), "", incarnation, self._context.workers, address, curve.own.public)
+        listens = endpoint_of(self._context.settings.cluster.listen, worker_of(own))
         together = self._mesh.together
 
         def endpoint(peer: Peer) -> str:
-            return listens.endpoint(worker_of(own)) if peer == own else rails.endpoint(peer)
+            return listens if peer == own else rails.endpoint(peer)
 
-        transport = ZeroMq(own, endpoint, self._watcher, curve)
+        transport = ZeroMq(own, endpoint, self._watcher, self._curve)
         rails = Rails(
             own,
             self._context.workers,
@@ -212,7 +219,8 @@ class OtherHosts:
         self._peering.batches.drop_rail(place)
         self._router.peers.drop_rail(place)
         self._receives.discard(peer)
-        del self._peering.numbers[peer]
+        self._live.discard(peer)
+        self._taken.pop(peer, None)  # its number stays: some of its batches may wait to be taken
 
     # ------------------------------------------------------------ who knows which interest
 

@@ -175,6 +175,8 @@ cdef class Batches(BatchReceiver):
         if refused and len(refused) > REFUSED_MAX:      # only from a log of an earlier release
             self.rare.drop(<int>count.DROPPED_NO_MEMBER, len(refused) - REFUSED_MAX)
             del refused[REFUSED_MAX:]
+        if peer not in self.keys:           # of a rail that was dropped meanwhile
+            return
         self.commits.append((peer, sequence, refused or ()))
         if self.state.keeps:
             # what siblings get of a rail's batch is in their hand-off logs, so that it is safe with this record

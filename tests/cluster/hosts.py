@@ -1,0 +1,117 @@
+"""Hosts of a cluster on loopback, with a real etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+from collections.abc import Iterator, Sequence
+
+from shards.placement import home
+from tests.cluster.etcd_process import EtcdProcess, etcd_process
+from tests.counted import CountedBroker
+from tests.waiting import wait_until
+from tests.wire import Client
+
+__all__ = ["LINK_SECONDS", "ClusteredHost", "Hosts", "hosts_of", "ids_on"]
+
+LINK_SECONDS = 30.0
+"""Longest time that hosts take to link."""
+
+
+def _consecutive_ports(count: int) -> int:
+    """Return the first of so many free ports."""
+    for _ in range(100):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for at in range(1, count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + at))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise AssertionError(f"no {count} consecutive free ports")
+
+
+def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
+    """Yield client ids whose home is that worker."""
+    return (name for name in (f"{prefix}{at}" for at in itertools.count()) if home(name, workers) == worker)
+
+
+class ClusteredHost(CountedBroker):
+    """A host. `node`: its name."""
+
+    def __init__(self, node: str, workers: int, etcd: EtcdProcess, store: str, **limits: float) -> None:
+        self.node = node
+        self._clients: list[Client] = []
+        super().__init__(
+            workers,
+            [
+                *("--cluster", f"etcd://{etcd.endpoint}", "--node-id", node),
+                *("--mesh-listen", f"tcp://127.0.0.1:{_consecutive_ports(workers)}"),
+            ],
+            {"MQTTD_STORE": store},
+            **limits,
+        )
+
+    def links(self, since: int = 0) -> int:
+        """Return how often a worker has linked with another host, since a byte of the log."""
+        return len(self.logged("host_linked", since))
+
+    def forget(self) -> None:
+        """Close the clients, too."""
+        for client in self._clients:
+            client.close()
+        super().forget()
+
+    def client(self, client_id: str, version: int = 5, **options: object) -> Client:
+        """Return a connected client."""
+        client = Client(self.address, version)
+        self._clients.append(client)
+        client.connect(client_id, **options)
+        return client
+
+    def client_on(self, worker: int, prefix: str, version: int = 5, **options: object) -> Client:
+        """Return a connected client whose home is that worker."""
+        return self.client(next(ids_on(worker, self.workers, prefix)), version, **options)
+
+
+class Hosts(list[ClusteredHost]):
+    """The hosts of a cluster. `etcd`: theirs."""
+
+    etcd: EtcdProcess
+
+    def wait_until_linked(self) -> None:
+        """Wait until every host knows what the others want."""
+
+        def all_ready() -> bool:
+            return all(host.logged("cluster_ready") for host in self)
+
+        wait_until(all_ready, LINK_SECONDS, "all hosts are ready")
+        peers = len(self) - 1
+
+        def all_linked() -> bool:
+            return all(host.links() >= host.workers * peers for host in self)
+
+        wait_until(all_linked, LINK_SECONDS, "all workers are linked")
+
+
+@contextlib.contextmanager
+def hosts_of(workers: Sequence[int], store: str = "memory", **limits: float) -> Iterator[Hosts]:
+    """Run a host for each number of workers, linked with each other. At the end none may have failed within."""
+    with contextlib.ExitStack() as stack:
+        hosts = Hosts()
+        hosts.etcd = stack.enter_context(etcd_process())
+        for at, count in enumerate(workers):
+            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, **limits)
+            stack.callback(host.forget)
+            stack.callback(host.kill)
+            hosts.append(host.start())
+        hosts.wait_until_linked()
+        yield hosts
+        for host in hosts:
+            if host.alive():
+                assert host.stop() == 0
+            assert "Traceback" not in host.stderr(), host.stderr()

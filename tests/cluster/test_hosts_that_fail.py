@@ -1,0 +1,186 @@
+"""Hosts, workers, control processes and etcd that end, stop or come back, while messages cross between hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.cluster.hosts import Hosts, hosts_of, ids_on
+from tests.waiting import wait_until
+from tests.wire import Client
+
+SECONDS = 30.0
+LASTING = {"session_expiry_interval": 600}
+
+
+def lasting(hosts: Hosts, host: int, worker: int, prefix: str) -> Client:
+    """Return a client with a lasting session there."""
+    return hosts[host].client(next(ids_on(worker, hosts[host].workers, prefix)), clean=False, properties=LASTING)
+
+
+def linked_again(hosts: Hosts, host: int, links: int, since: int) -> None:
+    """Wait until a host has logged so many links since that byte of its log."""
+    wait_until(lambda: hosts[host].links(since) >= links, SECONDS, f"{hosts[host].node} is linked again")
+
+
+def everything_crosses(hosts: Hosts, topic: str) -> None:
+    """Assert that each worker of each host reaches all others."""
+    clients = [host.client_on(worker, f"{topic}-{host.node}-") for host in hosts for worker in range(host.workers)]
+    for client in clients:
+        client.subscribe(topic, qos=1)
+    for number, publisher in enumerate(clients):
+        publisher.publish(topic, b"%d" % number, qos=1)
+        for client in clients:
+            client.receive(topic, b"%d" % number)
+    for client in clients:
+        client.disconnect()
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+def test_a_worker_that_is_killed_is_linked_again(store: str) -> None:
+    """On either side: its successor takes its place, and messages cross as before."""
+    with hosts_of([2, 2], store) as hosts:
+        for host, other in (0, 1), (1, 0):
+            for worker in range(2):
+                sizes = [each.stderr_size() for each in hosts]
+                hosts[host].kill_worker(worker)
+                linked_again(hosts, host, 1, sizes[host])
+                linked_again(hosts, other, 1, sizes[other])
+        everything_crosses(hosts, "again")
+
+
+def test_what_a_host_is_owed_waits_for_it() -> None:
+    """[MQTT-3.1.2-5] All that was acknowledged while a host was dead reaches its sessions, in order and once."""
+    with hosts_of([2, 2], "leveldb") as hosts:
+        here, there = hosts
+        subscriber = lasting(hosts, 1, 1, "owed")
+        subscriber.subscribe("owed/#", qos=2)
+        subscriber.disconnect()
+        publishers = [here.client_on(worker, "owed") for worker in range(2)]
+        for number in range(5):
+            publishers[0].publish("owed/0", b"before %d" % number, qos=1)
+        there.kill()
+        for number in range(20):
+            for worker, publisher in enumerate(publishers):
+                publisher.publish(f"owed/{worker}", b"%d" % number, qos=1 + number % 2)
+        size = here.stderr_size()
+        there.start()
+        linked_again(hosts, 0, 2, size)
+        subscriber = lasting(hosts, 1, 1, "owed")
+        assert subscriber.connack.session_present
+        got: dict[tuple[str, int], list[bytes]] = {}
+        while sum(map(len, got.values())) < 45:
+            packet = subscriber.read(SECONDS)
+            if packet.kind == "PUBREL":
+                subscriber.ack("PUBCOMP", packet.packet_id)
+                continue
+            got.setdefault((packet.topic, packet.qos), []).append(packet.payload)
+            subscriber.ack("PUBACK" if packet.qos == 1 else "PUBREC", packet.packet_id)
+        even, odd = [b"%d" % number for number in range(0, 20, 2)], [b"%d" % number for number in range(1, 20, 2)]
+        before = [b"before %d" % number for number in range(5)]
+        assert got == {("owed/0", 1): before + even, ("owed/0", 2): odd, ("owed/1", 1): even, ("owed/1", 2): odd}
+        subscriber.close()
+        for publisher in publishers:
+            publisher.disconnect()
+
+
+def test_what_waits_for_a_host_outlives_the_worker_that_has_it() -> None:
+    """The hand-off log for a host is on disk: a worker that is killed meanwhile loses nothing of it."""
+    with hosts_of([1, 1], "leveldb") as hosts:
+        here, there = hosts
+        subscriber = lasting(hosts, 1, 0, "both")
+        subscriber.subscribe("both", qos=1)
+        subscriber.disconnect()
+        there.kill()
+        publisher = here.client_on(0, "both")
+        for number in range(10):
+            publisher.publish("both", b"%d" % number, qos=1)
+        publisher.close()
+        here.kill_worker(0)
+        size = here.stderr_size()
+        there.start()
+        linked_again(hosts, 0, 1, size)
+        subscriber = lasting(hosts, 1, 0, "both")
+        for number in range(10):
+            subscriber.receive("both", b"%d" % number)
+        subscriber.close()
+
+
+def test_clients_of_others_are_not_disturbed_by_a_dead_host() -> None:
+    """While a host is dead, SUBSCRIBE and PUBLISH of the others are answered, also on topics that it wanted."""
+    with hosts_of([2, 2, 2]) as hosts:
+        wanted = hosts[2].client_on(0, "dead")
+        wanted.subscribe("dead/#", qos=1)
+        hosts[2].kill()
+        subscriber, publisher = hosts[1].client_on(1, "alive"), hosts[0].client_on(0, "alive")
+        for number in range(10):
+            subscriber.subscribe(f"dead/{number}", qos=1)
+            publisher.publish(f"dead/{number}", b"x", qos=1)
+            subscriber.receive(f"dead/{number}", b"x")
+        size = hosts[2].stderr_size()
+        hosts[2].start()  # with a store in memory it is another host, and its name is taken until a lease has ended
+        wait_until(lambda: hosts[2].logged("cluster_ready", size), SECONDS, "it has joined")
+        everything_crosses(hosts, "dead-again")
+
+
+def test_a_stopped_host_is_away_and_comes_back() -> None:
+    """SIGSTOP of all of a host's processes: others wait for it no longer than link_silence_seconds_max."""
+    with hosts_of([2, 2]) as hosts:
+        here, there = hosts
+        subscriber = there.client_on(1, "stopped")
+        subscriber.subscribe("stopped", qos=1)
+        sizes = [host.stderr_size() for host in hosts]
+        pids = there.processes()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            publisher = here.client_on(0, "stopped")
+            other = here.client_on(1, "stopped-other")
+            assert other.subscribe("other") == (0,)
+            publisher.publish("stopped", b"meanwhile", qos=1)
+            assert here.logged("host_away", sizes[0])
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        linked_again(hosts, 0, 2, sizes[0])
+        subscriber.receive("stopped", b"meanwhile")
+        publisher.publish("stopped", b"later", qos=1)
+        subscriber.receive("stopped", b"later")
+
+
+def test_messages_cross_while_etcd_and_control_are_away() -> None:
+    """Nothing that serves clients needs them; when they are back, a further host is seen."""
+    with hosts_of([2, 2]) as hosts:
+        hosts.etcd.stop()
+        everything_crosses(hosts, "no-etcd")
+        former = hosts[0].control_pid()
+        os.kill(former, signal.SIGKILL)
+        everything_crosses(hosts, "no-control")
+        wait_until(lambda: hosts[0].control_pid() not in (0, former), SECONDS, "another control process runs")
+        hosts[0].kill_worker(0)
+        sizes = [host.stderr_size() for host in hosts]
+        hosts.etcd.start()
+        wait_until(lambda: hosts[0].logged("cluster_joined", sizes[0]), SECONDS, "the control process has joined again")
+        everything_crosses(hosts, "all-back")
+
+
+def test_a_name_that_is_taken() -> None:
+    """A second host with the same name does not join, says so, and serves its own clients."""
+    with hosts_of([1, 1]) as hosts:
+        double = type(hosts[0])("n1", 1, hosts.etcd, "memory")
+        try:
+            double.start()
+            wait_until(lambda: double.logged("node_id_taken"), SECONDS, "it says that its name is taken")
+            client = double.client("alone")
+            client.subscribe("x")
+            client.publish("x", b"1")
+            client.receive("x", b"1")
+            client.disconnect()
+            everything_crosses(hosts, "taken")
+            assert not double.logged("cluster_joined")
+            assert double.stop() == 0
+        finally:
+            double.kill()
+            double.forget()
