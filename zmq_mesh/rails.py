@@ -165,6 +165,7 @@ class Rails:
             batches=self._batches,
             number=peer,
         )
+        self.too_many.discard(host_of(peer))
         self._made += 1
         self._outlets[peer] = outlet
         self.links[peer] = link

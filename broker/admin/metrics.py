@@ -155,6 +155,7 @@ _HELP: dict[str, str] = {
     "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it is slower than "
     "its messages arrive: they leave the memory, and are read back when it has room.",
     "mesh_frames_refused": "Mesh messages that were malformed, or from or for a worker that is dead.",
+    "retained_offered": "Retained messages sent to other hosts, which have asked for what they may not have.",
     "host_clocks_refused": "Messages of another host that were numbered anew because its clock is more than a minute "
     "ahead.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "

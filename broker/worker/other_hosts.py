@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
+from broker.worker.retained_exchange import ALL_SENT, ASK, RetainedExchange
 from leveldb_store.format import schema
 from pyx.core import counters as count
 from pyx.core.peer import Peer, host_of, peer_of, worker_of
@@ -83,6 +84,7 @@ class OtherHosts:
         self._pairs: list[tuple[int, int]] = []
         """(number of this host's interest, number of this worker's that is part of it), both rising."""
         self._told_at = 0.0
+        self._retained = RetainedExchange(context)
         self.rails: Rails | None = None
         keys: KeyPair = channel.identity.keys
         self._curve = Curve(keys, {}, context.settings.limits.packet_bytes_max + _BATCH_BYTES_MAX)
@@ -176,7 +178,11 @@ class OtherHosts:
                 self._tell_time(place)
         if self._peering.batches.acknowledges and self._peering.batches.release_passed_on():
             self._router.peers.links_due = True
-        linked = self.rails is not None and self.rails.ready
+        linked = (
+            self.rails is not None
+            and self.rails.ready
+            and not any(map(self._retained.lacks, self._live & self._receives))
+        )
         if linked is not self._told_linked and self.rails is not None:
             self._told_linked = linked
             self._channel.tell("linked", linked=linked)
@@ -220,7 +226,8 @@ class OtherHosts:
         self._router.peers.drop_rail(place)
         self._receives.discard(peer)
         self._live.discard(peer)
-        self._taken.pop(peer, None)  # its number stays: some of its batches may wait to be taken
+        self._taken.pop(peer, None)
+        self._retained.dropped(peer)  # its number stays: some of its batches may wait to be taken
 
     # ------------------------------------------------------------ who knows which interest
 
@@ -297,6 +304,7 @@ class OtherHosts:
         self._wait_for(peer)
         self._router.peers.peer_live(peer, True)
         self._tell_time(peer)
+        self._retained.linked(peer, asks=peer in self._receives)
         self._context.log.info("host_linked", **self._named(peer))
         self._peering.changed()
 
@@ -328,6 +336,7 @@ class OtherHosts:
         """Implements LinkEvents."""
         self._context.log.warning("host_gone", **self._named(peer))
         self._taken.pop(peer, None)
+        self._retained.gone(peer)
         self._leave(peer)
         self._router.peers.peer_live(peer, False)
         if not self._keeps:
@@ -348,3 +357,5 @@ class OtherHosts:
         if kind == CLOCK and len(payload) == _CLOCK.size:
             (theirs,) = _CLOCK.unpack(payload)
             self._router.siblings.set_ahead(place, theirs - self._router.state.wall_ms)
+        elif kind in (ASK, ALL_SENT):
+            self._retained.heard(place, kind, payload)

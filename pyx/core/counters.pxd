@@ -167,6 +167,7 @@ cpdef enum:
     MESH_BYTES_RECEIVED
     MESH_BATCHES_BEHIND             # sent batches that went to the hand-off log, because the sibling is too slow
     MESH_FRAMES_REFUSED             # malformed, or from or for an incarnation that is dead
+    RETAINED_OFFERED                # retained messages sent to other hosts that may not have them
     HOST_CLOCKS_REFUSED             # messages of another host whose clock is too far ahead: numbered anew
     READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS

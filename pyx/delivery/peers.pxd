@@ -46,6 +46,7 @@ cdef class Peers:
     # peers with entries of this tick that must not be lost with this worker: QoS 2 from a publisher with a lasting
     # session (it will not resend them), or a will
     cdef uint64_t held_peers
+    cdef bint is_offering               # what is added is kept here in any case
     cdef uint64_t full_peers            # publishers whose messages match them are not read
     cdef uint64_t live_peers            # acks wait for them
     cdef uint64_t unsure_peers          # may have unknown interest: they get every publish at QoS 1 or 2

@@ -145,7 +145,7 @@ cdef class Peers:
             p.sent = self.state.tick
             if p.sequenced.entries >= BATCH_ENTRIES_MAX:
                 p.cut.append(self.whole(p))
-            if self.state.keeps and c.qos and \
+            if self.state.keeps and c.qos and not self.is_offering and \
                     (self.in_hand.origin is None or c.qos == 2 and self.in_hand.origin.durable):
                 self.held_peers |= <uint64_t>1 << peer
                 self.journal.recorded = self.journal.synced = True

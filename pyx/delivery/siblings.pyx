@@ -23,7 +23,7 @@ from pyx.delivery.sharing cimport Sharing
 from pyx.matching.group_members cimport enrolled_put, enrolled_strike
 from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport Filter, Group, Matches, SubscriberList
-from pyx.protocol.message cimport Content
+from pyx.protocol.message cimport Content, Message
 from pyx.storage.entries cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
 
 
@@ -323,6 +323,19 @@ cdef class Siblings:
         if c.expires:
             c.expires = <uint64_t>max(<int64_t>1, <int64_t>c.expires - self.ahead_ms[peer])
         return 0
+
+    def offer_retained(self, int place, list messages not None):
+        """Send retained messages of this worker to a rail, for its host to retain."""
+        cdef Message m
+        self.peers.is_offering = True
+        try:
+            for m in messages:
+                self.in_hand.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
+                self.in_hand.held = m
+                self.peers.entry(place, ENTRY_RETAINED_ONLY, NULL)
+                self.in_hand.held = None
+        finally:
+            self.peers.is_offering = False
 
     def set_ahead(self, int place, int64_t ms):
         """Note by how much the broker's time of a rail's host is ahead of this one's."""

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.cluster.hosts import Hosts, hosts_of, ids_on
+from tests.cluster.hosts import ClusteredHost, Hosts, hosts_of, ids_on
 from tests.waiting import wait_until
 from tests.wire import Client
 
@@ -169,7 +169,7 @@ def test_messages_cross_while_etcd_and_control_are_away() -> None:
 def test_a_name_that_is_taken() -> None:
     """A second host with the same name does not join, says so, and serves its own clients."""
     with hosts_of([1, 1]) as hosts:
-        double = type(hosts[0])("n1", 1, hosts.etcd, "memory")
+        double = ClusteredHost("n1", 1, hosts.etcd, "memory")
         try:
             double.start()
             wait_until(lambda: double.logged("node_id_taken"), SECONDS, "it says that its name is taken")
@@ -184,3 +184,61 @@ def test_a_name_that_is_taken() -> None:
         finally:
             double.kill()
             double.forget()
+
+
+def retained_on(client: Client, topic_filter: str, count: int) -> dict[str, bytes]:
+    """Return that many retained messages that a SUBSCRIBE brings, by topic."""
+    client.subscribe(topic_filter, qos=0)
+    got = [client.expect("PUBLISH") for _ in range(count)]
+    client.unsubscribe(topic_filter)
+    return {each.topic: each.payload for each in got}
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+def test_a_host_that_joins_gets_the_retained_messages(store: str) -> None:
+    """It is ready only when it has them; those that are published and cleared meanwhile are as everywhere."""
+    with hosts_of([2, 2], store) as hosts:
+        publisher = hosts[0].client_on(0, "retains")
+        want = {f"r/{number}": b"%d" % number * (1 + number % 50) for number in range(2000)}
+        for topic, payload in want.items():
+            publisher.publish(topic, payload, qos=number_of(topic) % 2, retain=True)
+        third = ClusteredHost("n2", 3, hosts.etcd, store)
+        try:
+            third.start()
+            for number in range(0, 2000, 20):
+                publisher.publish(f"r/{number}", b"", qos=1, retain=True)
+                del want[f"r/{number}"]
+            wait_until(lambda: third.logged("cluster_ready"), SECONDS, "it has joined")
+            for worker in range(3):
+                assert retained_on(third.client_on(worker, "reads"), "r/#", len(want)) == want
+            assert hosts[0].counter("retained_offered") > 0
+            assert third.stop() == 0
+            assert "Traceback" not in third.stderr()
+        finally:
+            third.kill()
+            third.forget()
+
+
+def number_of(topic: str) -> int:
+    """Return the number in a topic."""
+    return int(topic.rpartition("/")[2])
+
+
+def test_a_worker_without_a_disk_gets_its_retained_messages_back() -> None:
+    """With the store in memory a worker loses those of its topics: another host still has them."""
+    with hosts_of([2, 2]) as hosts:
+        publisher = hosts[1].client_on(1, "back")
+        want = {f"back/{number}": b"x" for number in range(50)}
+        for topic, payload in want.items():
+            publisher.publish(topic, payload, qos=1, retain=True)
+        for worker in range(2):
+            size = hosts[0].stderr_size()
+            hosts[0].kill_worker(worker)
+            linked_again(hosts, 0, 1, size)
+        reader = hosts[0].client_on(0, "back-reader")
+
+        def has_all() -> bool:
+            return hosts[0].counter("retained_messages") == 50
+
+        wait_until(has_all, SECONDS, "they are back")
+        assert retained_on(reader, "back/#", 50) == want

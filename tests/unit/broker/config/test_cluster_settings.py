@@ -1,0 +1,94 @@
+"""Settings of a cluster: what is wrong is said, and what is right is understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.cluster.host import identity_of
+from broker.config.loading import load
+from broker.config.settings import ConfigError, Settings
+
+RIGHT = {"cluster": ["etcd://127.0.0.1:2379"], "node_id": "n1", "mesh_listen": "tcp://127.0.0.1:7400", "workers": 2}
+
+
+def loaded(**changes: object) -> Settings:
+    return load(None, {}, {**RIGHT, **changes})
+
+
+def errors(**changes: object) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        loaded(**changes)
+    return list(raised.value.lines)
+
+
+def test_a_host_is_alone_by_default() -> None:
+    assert not load(None, {}, {}).cluster.is_on
+
+
+def test_flags_name_settings_of_the_table() -> None:
+    cluster = loaded(cluster=["etcd://a:1", "etcd://[::1]:2379"]).cluster
+    assert cluster.is_on
+    assert cluster.endpoints == ("a:1", "[::1]:2379")
+    assert (cluster.node_id, cluster.address, cluster.name) == ("n1", "tcp://127.0.0.1:7400", "mqttd")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("cluster", ["http://a:1"], "'http://a:1' is not etcd://HOST:PORT (from --cluster)"),
+        ("cluster", ["etcd://a"], "'etcd://a' is not etcd://HOST:PORT"),
+        ("cluster", ["etcd://a:0"], "'etcd://a:0' is not etcd://HOST:PORT"),
+        ("cluster", ["etcd://a:65536"], "'etcd://a:65536' is not etcd://HOST:PORT"),
+        ("cluster", [f"etcd://a:{at}" for at in range(1, 18)], "at most 16"),
+        ("node_id", "", "'' is no name"),
+        ("node_id", "a/b", "'a/b' is no name"),
+        ("node_id", "a" * 64, "is no name"),
+        ("mesh_listen", "", "'' is not tcp://HOST:PORT"),
+        ("mesh_listen", "10.0.0.1:7400", "is not tcp://HOST:PORT"),
+        ("mesh_listen", "tcp://a:0", "is not tcp://HOST:PORT"),
+        ("mesh_listen", "tcp://a:65535", "with a port for each worker (2)"),
+        ("mesh_listen", "tcp://0.0.0.0:7400", "cluster.advertise: needed"),
+        ("mesh_listen", "tcp://[::]:7400", "cluster.advertise: needed"),
+    ],
+)
+def test_what_is_wrong(key: str, value: object, says: str) -> None:
+    found = errors(**{key: value})
+    assert len(found) == 1
+    assert says.removesuffix(" (from --cluster)") in found[0]
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 63, "n-1.example_x"])
+def test_names(name: str) -> None:
+    assert loaded(node_id=name).cluster.node_id == name
+
+
+def test_the_last_port() -> None:
+    assert loaded(mesh_listen="tcp://a:65534").cluster.listen == "tcp://a:65534"
+
+
+def test_nothing_of_it_without_etcd() -> None:
+    found = errors(cluster=[])
+    assert found == [
+        "cluster.node_id: has no meaning without cluster.etcd (--cluster)",
+        "cluster.listen: has no meaning without cluster.etcd (--cluster)",
+    ]
+
+
+def test_an_installation_stays(tmp_path: Path) -> None:
+    """It is kept with the data; keys are new at each start."""
+    first, second = identity_of(str(tmp_path)), identity_of(str(tmp_path))
+    assert first.installation == second.installation
+    assert first.keys != second.keys
+    assert identity_of(None).installation != identity_of(None).installation
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b'{"format": 2, "installation": "00"}', b'{"format": 1, "installation": 5}']
+)
+def test_a_damaged_installation_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Not replaced: others would take this host for another one, and keep what it is owed for ever."""
+    (tmp_path / "cluster.json").write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        identity_of(str(tmp_path))
