@@ -59,6 +59,7 @@ mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqtt
 mqttd restore              make a data directory from a snapshot (mqttd restore --help)
 mqttd store stats|verify   inspect the stores of a broker, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
+mqttd try-cluster          run several hosts as one broker on this machine (mqttd try-cluster --help)
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
 then flags.
@@ -92,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["restore"]:
             restored: int = importlib.import_module("broker.cli.snapshots").restore_main(arguments[1:])
             return restored
+        if arguments[:1] == ["try-cluster"]:
+            tried: int = importlib.import_module("broker.cli.try_cluster").main(arguments[1:])
+            return tried
         flags = vars(_parser().parse_args(arguments))
         file = flags.pop("config", None) or os.environ.get(ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)

@@ -72,6 +72,14 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
         "passwd",
         {0: "done", 1: "the file cannot be read or written, or has no such user", 2: "wrong usage, name or password"},
     ),
+    "try-cluster": (
+        "try_cluster",
+        {
+            0: "stopped as requested",
+            1: "no etcd; a host cannot start; one did not stop and was killed",
+            2: "wrong usage; the directory is in use, or cannot be made",
+        },
+    ),
 }
 
 #: Class of an error -> command and status of its lines, and the action.
@@ -131,6 +139,11 @@ ERRORS: dict[str, tuple[str, str]] = {
     "broker.cli.snapshots.print": ("`snapshot`, `restore`, 4, interrupted: 130", "Check the disk."),
     "broker.cli.passwd._Refused": ("`passwd`, 1 or 2", "Follow the message."),
     "broker.cli.passwd.print": ("`passwd`, 1", "Check the file."),
+    "broker.cli.try_cluster._Refused": (
+        "`try-cluster`, 1 or 2",
+        "Follow the message; a line of the log has its own row here.",
+    ),
+    "broker.cli.try_cluster.print": ("`try-cluster`, 1", "Check the disk."),
 }
 
 

@@ -6,20 +6,22 @@
 
 Numbers and the width of gaps may differ; `...` stands for any text, a line of it for any lines. The reader's ports are
 free ones: settings and options of clients are passed in the environment and in files that the programs read by
-themselves, so the blocks run as written.
+themselves, so the blocks run as written. A number of five digits or more that the page shows of a terminal (a port, a
+process id) stands in later blocks for the one that came.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,9 @@ __all__ = ["Block", "Reader", "blocks", "expected", "follow"]
 
 SECONDS_MAX = 180.0
 _BLOCK = re.compile(r"^```(sh|text)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PARTS = re.compile(r"(\.\.\.|\d[\d,.]*\d|\d| +)")
+_LONG_NUMBER = re.compile(r"\b\d{5,}\b")
+_ADMIN = re.compile(r"\bhttp://127\.0\.0\.1:(\d+)")
 _SUBSCRIPTIONS = re.compile(rb"^(?:mqtt_subscriptions_active|mqttd_replays)\{[^}]*\} ([\d.]+)$", re.MULTILINE)
 
 
@@ -51,22 +56,26 @@ def blocks(page: str) -> list[Block]:
 
 
 def expected(shown: str) -> re.Pattern[str]:
-    """Return a pattern for the output shown by a page, for any machine."""
+    """Return a pattern for the output shown by a page, for any machine; its groups are the numbers."""
     lines = []
     for line in shown.splitlines():
         if line == "...":
             lines.append(r"(?:.*\n)*?")
             continue
-        parts = re.split(r"(\.\.\.|\d[\d,.]*\d|\d| +)", line)
-        lines.append("".join(map(_any_machine, parts)) + r" *\n")
+        lines.append("".join(map(_any_machine, _PARTS.split(line))) + r" *\n")
     return re.compile("".join(lines))
+
+
+def numbers(shown: str) -> list[str]:
+    """Return the numbers that a page shows: those of the groups of `expected`."""
+    return [part for line in shown.splitlines() for part in _PARTS.split(line) if part[:1].isdigit()]
 
 
 def _any_machine(part: str) -> str:
     if part == "...":
         return ".*"
     if part[:1].isdigit():
-        return r"\d[\d,.]*"
+        return r"(\d[\d,.]*)"
     return " *" if part and not part.strip() else re.escape(part)
 
 
@@ -88,6 +97,8 @@ class Reader:
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
         self._read: dict[str, int] = {}
         self._output = ""
+        self._admins = {str(self.admin)}
+        self._came: dict[str, str] = {}
         self._environment = self._made()
 
     def _made(self) -> dict[str, str]:
@@ -97,9 +108,10 @@ class Reader:
         for client in ("mosquitto_pub", "mosquitto_sub"):
             (config / client).write_text(f"-h 127.0.0.1\n-p {self.port}\n")
         # with a pipe for standard input a broker ends when the test process is gone; the generator's variables would be
-        # unknown settings to mqttd
-        module = '$([ "$1" = --workers ] || [ "$1" = --config ] && echo .testing)'
-        self._program("mqttd", f'unset MQTTD_LOAD_HOST\nexec "{sys.executable}" -P -m broker{module} "$@"')
+        # unknown settings to mqttd; a file that names its port is one of several hosts, each with a port of its own
+        module = '$(case "$1" in --workers | --config | try-cluster) echo .testing; esac)'
+        ports = "grep -qs '^port = ' \"$2\" && unset MQTTD_PORT MQTTD_ADMIN"
+        self._program("mqttd", f'unset MQTTD_LOAD_HOST\n{ports}\nexec "{sys.executable}" -P -m broker{module} "$@"')
         self._program("python", f'exec "{sys.executable}" "$@"')
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
         return {
@@ -125,7 +137,9 @@ class Reader:
         """Run a block, or check that its output appears."""
         if block.kind == "text":
             self._look(block)
-        elif block.terminal:
+            return
+        block = block._replace(text=_LONG_NUMBER.sub(lambda found: self._came.get(found[0], found[0]), block.text))
+        if block.terminal:
             self._open(block)
         else:
             self._output = self._run(block.text)
@@ -154,8 +168,12 @@ class Reader:
             wait_until(lambda: self._subscriptions() > before, SECONDS_MAX, "it has subscribed")
 
     def _subscriptions(self) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=SECONDS_MAX) as answer:
-            return sum(map(float, _SUBSCRIPTIONS.findall(answer.read())))
+        count = 0.0
+        for port in self._admins:
+            with contextlib.suppress(urllib.error.URLError):  # a host that does not run
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS_MAX) as answer:
+                    count += sum(map(float, _SUBSCRIPTIONS.findall(answer.read())))
+        return count
 
     def _file(self, terminal: str) -> Path:
         return self.directory / f"{terminal}.terminal"
@@ -170,6 +188,8 @@ class Reader:
             found = pattern.search(self._file(block.terminal).read_text(), self._read[block.terminal])
             if found is not None:
                 self._read[block.terminal] = found.end()
+                self._admins.update(_ADMIN.findall(found[0]))
+                self._came.update(zip(numbers(block.text), found.groups(), strict=True))
             return found is not None
 
         try:
@@ -207,7 +227,7 @@ class Reader:
             each.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(directory: Path) -> Iterator[Reader]:
     """Yield a reader; all its processes have ended afterwards."""
     reader = Reader(directory)

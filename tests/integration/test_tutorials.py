@@ -15,7 +15,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 
 
 @pytest.mark.parametrize(
-    "name", ["first-broker", "first-replay", pytest.param("first-load-test", marks=pytest.mark.long)]
+    "name", ["first-broker", "first-replay", "first-cluster", pytest.param("first-load-test", marks=pytest.mark.long)]
 )
 def test_the_tutorial_runs(name: str, tmp_path: Path) -> None:
     assert follow(TUTORIALS / f"{name}.md", tmp_path) >= 6
@@ -23,7 +23,7 @@ def test_the_tutorial_runs(name: str, tmp_path: Path) -> None:
 
 def test_every_tutorial_is_run() -> None:
     assert {path.stem for path in TUTORIALS.glob("*.md")} == {
-        "first-broker", "first-replay", "first-load-test", "first-analysis",
+        "first-broker", "first-replay", "first-load-test", "first-analysis", "first-cluster",
     }  # fmt: skip
 
 
@@ -36,6 +36,17 @@ def test_what_a_page_does_not_show_as_it_comes_is_an_error(tmp_path: Path) -> No
             reader.do(Block("text", "", "green\n"))
         with pytest.raises(AssertionError, match="a reason"):
             reader.do(Block("sh", "", "echo a reason; false; true\n"))
+    finally:
+        reader.close()
+
+
+def test_numbers_of_a_terminal_are_those_of_later_blocks(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    try:
+        reader.do(Block("sh", "one", "sh -c 'echo some; echo at 127.0.0.1:23456, 3 of 98765; exec cat'\n"))
+        reader.do(Block("text", "one", "...\nat 127.0.0.1:11111, 2 of 22222\n"))
+        reader.do(Block("sh", "", "echo 2 11111 22222 333333 > out\n"))
+        assert (tmp_path / "out").read_text() == "2 23456 98765 333333\n"
     finally:
         reader.close()
 
