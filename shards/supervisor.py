@@ -419,7 +419,7 @@ class Supervisor:
 
     def _tell_hosts(self, *posts: Post) -> None:
         for post in posts if self._hosts else ():
-            self._posts.tell(post, {**self._hosts, "life": post.restarts})
+            self._posts.tell(post, self._hosts)
 
     def _say_ready(self) -> None:
         if all(post.ready_at for post in self._posts.workers) and not self._serving and not self._stop_at:

@@ -7,7 +7,7 @@ sent with a packet of one byte:
                            {"event": "answer", "number": n, "answer": ...}      to an "ask" (shards.worker_requests)
                            {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; an error
                            {"event": "linked", "linked": true | false}    to "hosts", and when it changes
-    supervisor -> worker   {"event": "hosts", ..., "life": n}   of the control process; n: the worker's restarts
+    supervisor -> worker   {"event": "hosts", ...}   of the control process, now or earlier
                            {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
                            {"event": "reload", "number": n, "settings": {...}}

@@ -37,6 +37,8 @@ class Mesh:
     _confirming = False  # greeted after a pause, and some link has not confirmed yet
     _confirming_since = 0.0
     _greetings = 0  # since then
+    when_paused: Callable[[float], object] = staticmethod(lambda _now: None)
+    """Called when `tick` was not called for so long that peers may have given up waiting for this worker."""
     heard = False
     """Whether `receive` has heard anything; the node resets it."""
 
@@ -159,6 +161,8 @@ class Mesh:
         if now - self._ticked_at <= self._pause_seconds and not self._confirming:
             self._trust()
             return True
+        if now - self._ticked_at > self._pause_seconds:
+            self.when_paused(now)
         if not self._confirming and self.transport.is_immediate and self.receive(now):
             self._ticked_at = now
             for link in self.links.values():

@@ -20,20 +20,16 @@ from pyx.mesh.receiver import BatchReceiver
 from zmq_mesh.contract import HandoffLog, LinkEvents, LinkLimits, Outlet, Transport
 from zmq_mesh.interest import Publisher
 
-__all__ = ["LINKS_MAX", "Host", "RailPlace", "RailPlaces", "Rails", "endpoint_of", "peers_of"]
-
-LINKS_MAX: Final = 1 << 12
+__all__ = ["Host", "RailPlace", "RailPlaces", "Rails", "endpoint_of", "peers_of"]
 
 
 class Host(NamedTuple):
-    """Another host. number: `pyx.core.peer`. incarnation: rises with each of its lives. address: "tcp://host:port" of
-    its first worker; the others have the ports after it. key: its public key, 40 characters of Z85. keeps: its sessions
-    outlive it.
+    """Another host. number: `pyx.core.peer`. address: "tcp://host:port" of its first worker; the others have the ports
+    after it. key: its public key, 40 characters of Z85. keeps: its sessions outlive it.
     """
 
     number: int
     node: str
-    incarnation: int
     workers: int
     address: str
     key: bytes
@@ -80,8 +76,7 @@ def peers_of(host: int, workers: int, own: int, own_workers: int) -> dict[Peer, 
 
 class Rails:
     """The rails of one worker. own: its number among all hosts' workers. own_workers: of this host. incarnation: of
-    the first link; each further one has the next, so at most LINKS_MAX are made before the worker's next incarnation.
-    publisher: of the interest of this host.
+    the first link, in us as those of workers; each further one has the next. publisher: of the interest of this host.
     """
 
     def __init__(
@@ -116,43 +111,63 @@ class Rails:
         self.links: Final[dict[Peer, Link]] = {}
         """By the peer's number. A link may be there without its host."""
         self._outlets: dict[Peer, Outlet] = {}
-        self.too_many: set[int] = set()
-        """Numbers of hosts for which there is no place."""
+        self._connected: dict[Peer, tuple[str, bytes]] = {}
+        """Where each is connected to: address and key of its host."""
+        self._leaving: set[int] = set()
 
     def endpoint(self, peer: Peer) -> str:
         """Return where a peer listens. Raises LookupError for one whose host is not there."""
         return endpoint_of(self.hosts[host_of(peer)].address, worker_of(peer))
 
-    def set_hosts(self, hosts: Mapping[int, Host], now: float) -> None:
-        """Take the hosts that are there now."""
+    def set_hosts(self, hosts: Mapping[int, Host], now: float) -> dict[int, Exception]:
+        """Take the hosts that are there now. Return those that could not be linked, with the reason."""
         former, self.hosts = self.hosts, dict(hosts)
+        failed: dict[int, Exception] = {}
         for number in former.keys() - hosts.keys():
-            self.too_many.discard(number)
             if not former[number].keeps:
-                for peer in [each for each in self.links if host_of(each) == number]:
-                    self._drop(peer)
+                self._leaving.add(number)
+        self._leaving -= hosts.keys()
+        self.drop_the_gone()
         for number, host in hosts.items():
-            before = former.get(number)
             wanted = peers_of(number, host.workers, worker_of(self.own), self._own_workers)
             for peer in [each for each in self.links if host_of(each) == number and each not in wanted]:
                 self._drop(peer)  # it has fewer workers than before
             for peer, (sends, receives) in wanted.items():
-                if peer not in self.links:
-                    self._make(peer, sends, receives, now)
-                elif before is None or (before.address, before.key) != (host.address, host.key):
-                    self._outlets[peer].reconnect()
+                try:
+                    if peer not in self.links:
+                        self._make(peer, sends, receives, now)
+                    elif self._connected[peer] != (host.address, host.key):
+                        self._outlets[peer].reconnect()
+                except Exception as error:  # noqa: BLE001  of this host's record: the others are linked all the same
+                    failed[number] = error
+                else:
+                    self._connected[peer] = host.address, host.key
+        return failed
+
+    def drop_the_gone(self) -> None:
+        """Forget hosts that keep nothing, are no members any more, and do not answer either."""
+        for number in list(self._leaving):
+            peers = [each for each in self.links if host_of(each) == number]
+            if not any(self.links[peer].ready for peer in peers):
+                self._leaving.discard(number)
+                for peer in peers:
+                    self._drop(peer)
 
     def _make(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
+        def writable() -> None:
+            if peer in self.links:
+                self._when_writable(self.links[peer].peer)()
+
+        outlet = self._transport.connect(peer, writable)
         try:
             place = self._places.add(peer, sends=sends, receives=receives)
-        except LookupError:
-            self.too_many.add(host_of(peer))
-            return
-        outlet = self._transport.connect(peer, self._when_writable(Peer(place.number)))
+        except BaseException:
+            outlet.close()
+            raise
         link = Link(
             self.own,
             Peer(place.number),
-            self._incarnation + min(self._made, LINKS_MAX - 1),
+            self._incarnation + self._made,
             self._publisher if receives else self._nothing,
             self._events,
             outlet.send,
@@ -165,7 +180,6 @@ class Rails:
             batches=self._batches,
             number=peer,
         )
-        self.too_many.discard(host_of(peer))
         self._made += 1
         self._outlets[peer] = outlet
         self.links[peer] = link
@@ -176,6 +190,7 @@ class Rails:
         link.down(link.peer_incarnation)
         self._together.remove(link)
         self._outlets.pop(peer).close()
+        self._connected.pop(peer, None)
         self._places.drop(link.peer)
 
     @property

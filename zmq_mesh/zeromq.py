@@ -58,6 +58,7 @@ class _Push:
         self._address = ""
         """Where it is connected to; empty: nowhere."""
         socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
@@ -136,6 +137,7 @@ class ZeroMq:
         """Implements Transport."""
         self._receiver = receiver
         inlet = self._context.socket(zmq.PULL)
+        inlet.setsockopt(zmq.IPV6, 1)
         inlet.setsockopt(zmq.RCVHWM, HIGH_WATER)
         inlet.setsockopt(zmq.LINGER, 0)
         if self._curve is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import broker
 from broker.cluster.contract import Coordination, CoordinationError
-from broker.cluster.host_numbers import number_of_host
+from broker.cluster.host_numbers import keep_number, number_of_host
 from broker.cluster.host_record import HostRecord, HostState, MalformedHostRecord
 from broker.cluster.membership import HostMembership
 from zmq_mesh.curve import KeyPair, new_keys
@@ -101,6 +101,8 @@ class ClusterHost:
         self._linked = [False] * workers
         self._number = 0
         self._incarnation = 0
+        self._has_seen_hosts = False
+        self._keeping: asyncio.Task[None] | None = None
         self._membership: HostMembership | None = None
         self._out_of_reach = False
         self.state = HostState.JOINING
@@ -161,6 +163,8 @@ class ClusterHost:
 
     async def close(self) -> None:
         """Close the connection. The host stays a member until its lease ends: it may be back before that."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         await self._coordination.close()
 
     async def _own_number(self) -> int:
@@ -187,21 +191,37 @@ class ClusterHost:
 
     def hosts_changed(self, hosts: Mapping[str, HostRecord]) -> None:
         """Implements MembershipEvents."""
-        if self._incarnation:
-            self._tell_hosts(hosts)
+        self._has_seen_hosts = True
+        self._tell_hosts(hosts)
 
     def joined(self, incarnation: int, lease: int, kept_lease: bool) -> None:
         """Implements MembershipEvents."""
         self._log.info("cluster_joined", node=self._settings.node_id, host=self._number, kept_lease=kept_lease)
         self._incarnation = incarnation
         self._tell_hosts(self.hosts)
+        self._keeping = asyncio.get_running_loop().create_task(self._keep_number())
+
+    async def _keep_number(self) -> None:
+        """Write this host's number again if etcd has lost its data: else another host would be given it."""
+        while True:
+            try:
+                kept = await keep_number(
+                    self._coordination, self._settings.name, self._identity.installation, self._number
+                )
+            except CoordinationError:
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if not kept:
+                self._log.error("host_number_taken", node=self._settings.node_id, host=self._number)
+            return
 
     def _tell_hosts(self, hosts: Mapping[str, HostRecord]) -> None:
+        if not self._has_seen_hosts or not self._incarnation:  # workers without others would be ready at once
+            return
         others: list[dict[str, Any]] = [
             {
                 "number": each.number,
                 "node": node,
-                "incarnation": each.incarnation,
                 "workers": each.workers,
                 "address": each.address,
                 "key": each.curve_key,
@@ -210,7 +230,7 @@ class ClusterHost:
             for node, each in sorted(hosts.items())
             if each.number != self._number
         ]
-        self._tell("hosts", number=self._number, incarnation=self._incarnation, hosts=others)
+        self._tell("hosts", number=self._number, hosts=others)
 
     def lost(self) -> None:
         """Implements MembershipEvents."""

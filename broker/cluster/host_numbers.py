@@ -11,7 +11,7 @@ from typing import Final
 from broker.cluster.contract import Coordination, CoordinationError, KeyCondition, Put
 from pyx.core.peer import HOSTS_MAX, OWN_HOST
 
-__all__ = ["NoNumberLeft", "number_of_host"]
+__all__ = ["NoNumberLeft", "keep_number", "number_of_host"]
 
 _DIGITS: Final = len(str(HOSTS_MAX))
 
@@ -25,8 +25,7 @@ async def number_of_host(coordination: Coordination, cluster: str, installation:
 
     Raises CoordinationError; then it may have been given one all the same, which the next call returns.
     """
-    by_number = f"/mqttd/{cluster}/numbers/".encode()
-    by_installation = f"/mqttd/{cluster}/installations/{installation}".encode()
+    by_number, by_installation = _keys(cluster, installation)
     while True:
         found = await coordination.read(by_installation)
         if found is not None:
@@ -38,8 +37,31 @@ async def number_of_host(coordination: Coordination, cluster: str, installation:
             raise NoNumberLeft(
                 f"the cluster {cluster!r} has had {HOSTS_MAX - 1} hosts: there is no number for another one"
             )
-        key = by_number + f"{number:0{_DIGITS}d}".encode()
-        await coordination.transact(
-            [KeyCondition(key, 0), KeyCondition(by_installation, 0)],
-            [Put(key, installation.encode()), Put(by_installation, str(number).encode())],
-        )
+        await _give(coordination, cluster, installation, number)
+
+
+async def keep_number(coordination: Coordination, cluster: str, installation: str, number: int) -> bool:
+    """Write the number of an installation again if the coordinator has lost it. Return whether it has it still: if not,
+    another installation was given the number meanwhile, or it another number. Raises CoordinationError.
+    """
+    _, by_installation = _keys(cluster, installation)
+    found = await coordination.read(by_installation)
+    if found is None:
+        await _give(coordination, cluster, installation, number)
+        found = await coordination.read(by_installation)
+    return found is not None and int(found.value) == number
+
+
+def _keys(cluster: str, installation: str) -> tuple[bytes, bytes]:
+    """Return the prefix of the numbers that were given, and the key of an installation's."""
+    return f"/mqttd/{cluster}/numbers/".encode(), f"/mqttd/{cluster}/installations/{installation}".encode()
+
+
+async def _give(coordination: Coordination, cluster: str, installation: str, number: int) -> None:
+    """Give an installation a number, if neither is taken."""
+    by_number, by_installation = _keys(cluster, installation)
+    key = by_number + f"{number:0{_DIGITS}d}".encode()
+    await coordination.transact(
+        [KeyCondition(key, 0), KeyCondition(by_installation, 0)],
+        [Put(key, installation.encode()), Put(by_installation, str(number).encode())],
+    )

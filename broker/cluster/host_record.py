@@ -127,7 +127,7 @@ class HostRecord:
 
 
 def _address(value: Any) -> str:
-    address = _text(value, re.compile(r"tcp://[^\s;/]{1,255}:[0-9]{1,5}"))
+    address = _text(value, re.compile(r"tcp://([A-Za-z0-9._-]{1,255}|\[[0-9a-fA-F:.]{2,45}\]):[0-9]{1,5}"))
     _number(int(address.rpartition(":")[2]), 1, 65535)
     return address
 

@@ -13,8 +13,9 @@ from broker.config.listeners import listed
 __all__ = ["Cluster", "cluster_errors"]
 
 _RESTART: dict[str, Any] = {"restart": True}
-_ENDPOINT = re.compile(r"etcd://([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-_ADDRESS = re.compile(r"tcp://([^\s/:;\[\]*]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])"
+_ENDPOINT = re.compile(f"etcd://{_HOST}:([0-9]{{1,5}})")
+_ADDRESS = re.compile(f"tcp://{_HOST}:([0-9]{{1,5}})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ANY = ("0.0.0.0", "[::]")
 

@@ -78,8 +78,8 @@ class WorkerMesh:
 
     @property
     def ready(self) -> bool:
-        """Whether every sibling was heard."""
-        return self._mesh.ready
+        """Whether every sibling was heard, and hosts that can be reached."""
+        return self._mesh.ready and (self._others is None or self._others.has_begun)
 
     @property
     def frames_malformed(self) -> int:

@@ -11,7 +11,9 @@ interest the others know a number of this worker's.
 
 from __future__ import annotations
 
+import secrets
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -24,9 +26,10 @@ from leveldb_store.format import schema
 from pyx.core import counters as count
 from pyx.core.peer import Peer, host_of, peer_of, worker_of
 from pyx.matching.interest import interest_of
+from zmq_mesh.contract import HandoffLog
 from zmq_mesh.curve import Curve
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.rails import LINKS_MAX, Host, RailPlace, Rails, endpoint_of
+from zmq_mesh.rails import Host, RailPlace, Rails, endpoint_of
 from zmq_mesh.zeromq import ZeroMq
 
 if TYPE_CHECKING:
@@ -46,9 +49,10 @@ CLOCK_SECONDS: Final = 10.0
 _CLOCK: Final = struct.Struct("<q")
 _EVERYTHING: Final = (1 << 64) - 1
 _PAIRS_MAX: Final = 1024
-_LIVES: Final = 1 << 12
-"""Lives of a worker within one of its host, as far as incarnations between hosts tell them apart."""
-_BATCH_BYTES_MAX: Final = 64 << 20
+_FRAME_BYTES_MAX: Final = (256 << 20) + (64 << 20)
+"""Of a message between hosts: the largest packet of MQTT, whatever this host allows its own clients, or a batch."""
+_BEGIN_SECONDS_MAX: Final = 10.0
+"""Time that a worker waits to be told of other hosts before it serves clients."""
 _TRY_SECONDS: Final = 1.0
 
 
@@ -87,9 +91,16 @@ class OtherHosts:
         self._retained = RetainedExchange(context)
         self.rails: Rails | None = None
         keys: KeyPair = channel.identity.keys
-        self._curve = Curve(keys, {}, context.settings.limits.packet_bytes_max + _BATCH_BYTES_MAX)
+        self._curve = Curve(keys, {}, _FRAME_BYTES_MAX)
         self._hosts: dict[str, Any] | None = None  # what could not be done yet
         self._try_at = 0.0
+        self._failed: dict[int, str] = {}  # by host: why it is not linked, as logged
+        self.has_begun = False
+        """Whether hosts that can be reached are linked, so that clients may be served; it stays so."""
+        self._made_at = time.monotonic()
+        self._began_at = 0.0  # when it was told of other hosts first
+        self._peering.carries_rails = True
+        mesh.when_paused = self._paused
         self._told_linked: bool | None = None  # as the supervisor was told last
         messages: SiblingMessages = node.sibling_messages
         messages.of_hosts = self._heard
@@ -117,19 +128,20 @@ class OtherHosts:
         self._curve.hosts = {each.key: each.number for each in hosts}
         if self.rails is None:
             own = peer_of(int(message["number"]), self._channel.index)
-            incarnation = (int(message["incarnation"]) * _LIVES + int(message["life"])) * LINKS_MAX
             try:
-                self.rails = self._listening(own, incarnation)
+                self.rails = self._listening(own)
             except zmq.ZMQError as error:
                 self._context.log.error("rails_unavailable", reason=str(error))
                 return False
-        before = set(self.rails.too_many)
-        self.rails.set_hosts({each.number: each for each in hosts}, now)
-        for number in sorted(self.rails.too_many - before):
-            self._context.log.error("host_without_place", host=number)
-        return True
+        failed = self.rails.set_hosts({each.number: each for each in hosts}, now)
+        for number, reason in failed.items():
+            if self._failed.get(number) != str(reason):
+                self._context.log.error("host_not_linked", host=self.rails.hosts[number].node, reason=str(reason))
+        self._failed = {number: str(reason) for number, reason in failed.items()}
+        self._began_at = self._began_at or now
+        return not failed
 
-    def _listening(self, own: Peer, incarnation: int) -> Rails:
+    def _listening(self, own: Peer) -> Rails:
         """Listen for other hosts. `own`: this worker's number in the cluster. Raises zmq.ZMQError if it cannot."""
         listens = endpoint_of(self._context.settings.cluster.listen, worker_of(own))
         together = self._mesh.together
@@ -141,7 +153,7 @@ class OtherHosts:
         rails = Rails(
             own,
             self._context.workers,
-            incarnation,
+            self._router.state.wall_ms * 1000,  # rises over all its lives, whatever the clock does (shards.clock)
             together,
             transport,
             self._wanted,
@@ -178,6 +190,10 @@ class OtherHosts:
                 self._tell_time(place)
         if self._peering.batches.acknowledges and self._peering.batches.release_passed_on():
             self._router.peers.links_due = True
+        if self.rails is not None:
+            self.rails.drop_the_gone()
+        if not self.has_begun and self._may_begin(now):
+            self._begin()
         linked = (
             self.rails is not None
             and self.rails.ready
@@ -186,6 +202,29 @@ class OtherHosts:
         if linked is not self._told_linked and self.rails is not None:
             self._told_linked = linked
             self._channel.tell("linked", linked=linked)
+
+    def _may_begin(self, now: float) -> bool:
+        if self.rails is None or not self._began_at:
+            return now - self._made_at > _BEGIN_SECONDS_MAX
+        silence = self._context.settings.limits.link_silence_seconds_max
+        return self.rails.ready or now - self._began_at > silence
+
+    def _begin(self) -> None:
+        self.has_begun = True
+        for link in self.rails.links.values() if self.rails is not None else ():
+            if not link.ready:
+                self._context.log.warning("host_away", **self._named(link.peer))
+                self._router.peers.peer_unsure(link.peer)
+        self._peering.changed()
+
+    def _paused(self, now: float) -> None:
+        """Greet after a pause: until a host has answered it gets every message, because it may have been promised more
+        than this worker knows of.
+        """
+        for link in self.rails.links.values() if self.rails is not None else ():
+            if link.ready:
+                self._router.peers.peer_unsure(link.peer)
+                link.greet(now)
 
     def close(self) -> None:
         """Close the rails."""
@@ -210,7 +249,8 @@ class OtherHosts:
         if receives:
             self._receives.add(place)
         if not self._keeps:
-            return RailPlace(place, None, NOTHING_RECEIVED, ())
+            # the sessions of a host outlive one of its workers: what that was sent is sent to its successor
+            return RailPlace(place, HandoffLog(secrets.randbits(63) | 1), NOTHING_RECEIVED, ())
         kept = self._kept.pop(peer, None)
         if kept is None:
             handoff = StoredHandoff(self._router, self._context.store, peer, self._set_aside.take)
@@ -221,17 +261,22 @@ class OtherHosts:
     def drop(self, place: int) -> None:
         """Implements RailPlaces."""
         peer = Peer(place)
-        self._peering.forget_interest(peer)
-        self._peering.batches.drop_rail(place)
-        self._router.peers.drop_rail(place)
         self._receives.discard(peer)
         self._live.discard(peer)
         self._taken.pop(peer, None)
-        self._retained.dropped(peer)  # its number stays: some of its batches may wait to be taken
+        self._retained.dropped(peer)
+
+        def forgotten() -> None:  # before that, filters name its place; its number stays: its batches may wait
+            self._peering.batches.drop_rail(place)
+            self._router.peers.drop_rail(place)
+
+        self._peering.forget_interest(peer, forgotten)
 
     # ------------------------------------------------------------ who knows which interest
 
     def _lacks(self, number: int) -> bool:
+        if not self.has_begun:
+            return True  # no host knows yet that this worker is there
         return any(self._taken.get(place, 0) < number for place in self._live & self._receives)
 
     def _sealed(self) -> None:
@@ -339,8 +384,6 @@ class OtherHosts:
         self._retained.gone(peer)
         self._leave(peer)
         self._router.peers.peer_live(peer, False)
-        if not self._keeps:
-            self._peering.forget_interest(peer)
         self._peering.changed()
 
     def _named(self, place: Peer) -> dict[str, Any]:

@@ -110,6 +110,8 @@ class Peering:
         router = context.router
         keys = {peer: schema.peer_key(peer) for peer in context.siblings}
         self.batches = Batches(router.state, router.peers, router.siblings, router.journal, keys, self)
+        self.carries_rails = False
+        """Whether siblings have links with other hosts."""
         self.numbers: dict[Peer, Peer] = {}
         """By place of a rail: the number of that peer, by which the store knows it."""
         self._waiting: dict[int, deque[_Batch]] = self.batches.waiting
@@ -290,6 +292,16 @@ class Peering:
             self.drop(count.DROPPED_PEER_LOST, lost)
             self._context.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
 
+    def _wait_for_successor(self, peer: Peer) -> None:
+        """Let SUBACKs wait for a sibling whose worker has ended: hosts learn over its rails alone what it is told."""
+        self._router.peers.peer_answered(peer)
+
+        def enough() -> None:
+            if not self._context.is_ready(peer):
+                self._router.peers.peer_away(peer)
+
+        self._context.call_later(self._context.settings.limits.link_silence_seconds_max, enough)
+
     def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
         try:
@@ -346,19 +358,19 @@ class Peering:
                 if not self._unheard:
                     self._all_heard()
 
-    def forget_interest(self, peer: Peer) -> None:
-        """Forget what a peer wanted whose sessions are gone with it."""
-        self._forget(self._router.siblings.begin_interest(peer))
+    def forget_interest(self, peer: Peer, then: Callable[[], None] = lambda: None) -> None:
+        """Forget what a peer wanted whose sessions are gone with it, and call `then`."""
+        self._forget(self._router.siblings.begin_interest(peer), then)
         self.batches.submit_now(peer)  # so that this tick's entries are reported as lost together with the rest
 
-    def _forget(self, whole: WholeInterest) -> None:
+    def _forget(self, whole: WholeInterest, then: Callable[[], None] = lambda: None) -> None:
         """Forget the filters not named: some now, the rest in pieces."""
-        if self._router.siblings.forget_unnamed(whole):
-            self._context.piecework.add(self._forget_rest(whole), lambda error: self._context.defect(None, error))
+        self._context.in_pieces(self._forget_rest(whole, then))
 
-    def _forget_rest(self, whole: WholeInterest) -> Iterator[None]:
+    def _forget_rest(self, whole: WholeInterest, then: Callable[[], None]) -> Iterator[None]:
         while self._router.siblings.forget_unnamed(whole):
             yield
+        then()
 
     def answered(self, peer: Peer) -> None:
         """Let SUBACKs wait for this peer from now on: it may serve by our present interest."""
@@ -398,6 +410,8 @@ class Peering:
         """
         self._context.log.warning("peer_gone", peer=peer)
         self._router.peers.peer_live(peer, False)
+        if self.carries_rails:
+            self._wait_for_successor(peer)
         self._router.back_pressure.forget_holds(peer)
         self._opening.peer_away(peer)
         self._retaining.peer_away(peer)

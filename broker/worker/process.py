@@ -186,7 +186,7 @@ class Worker:
         loop.add_reader(self.reactor.fileno(), self.reactor.poll)
         if channel.workers > 1 or self.settings.cluster.is_on:
             self._mesh = WorkerMesh(channel, self.node, self.reactor)
-        if channel.workers == 1:
+        else:
             self._listen()
         self._on_timer()
         gc.collect()

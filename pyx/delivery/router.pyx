@@ -136,7 +136,7 @@ cdef class Router:
     cdef int route(self, Matches* m) except -1:
         cdef const Content* c = self.in_hand.content
         cdef uint32_t i
-        cdef uint64_t siblings = self.peers.unsure_peers if c.qos else 0
+        cdef uint64_t siblings = self.peers.unsure_peers & (self.peers.hosts | ~self.peers.rails) if c.qos else 0
         cdef bint groups = False
         cdef uint32_t local = <uint32_t>self.state.count_effort(m)
         cdef Group* g

@@ -83,6 +83,8 @@ cdef class Sharing:
         cdef int chosen
         if rails == 0 or g.members.online or live & ~rails:
             return self.choose(g, key, offline, without | rails, plain)
+        if g.strategy == STICKY:
+            key = g.number              # the same host for all
         chosen = self.weigh(g, live & rails, 0, True, key)
         if chosen == NOBODY and g.members.count == 0 and g.siblings & ~without & ~rails == 0:
             chosen = self.weigh(g, rails, 0, False, key)

@@ -12,7 +12,9 @@ cdef class Links(Receiver):
     cdef list links
     cdef object publisher
     cdef public object host_publisher
-    cdef public object when_sealed      # called when one of the two has given out another number
+    cdef public object when_sealed      # called when one of the two has another number
+    cdef uint64_t sealed                # their numbers then
+    cdef uint64_t host_sealed
     cdef object barrier
     cdef object waiting                 # the barrier's, true while something waits for it
     cdef list flushes                   # of transports that gather what they send

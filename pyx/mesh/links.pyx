@@ -150,9 +150,12 @@ cdef class Links(Receiver):
         self.send()
 
     cdef int seal_both(self) except -1:
-        if self.publisher.unsealed or self.host_publisher.unsealed:
-            self.publisher.seal()
-            self.host_publisher.seal()
+        # a greeting may have sealed one of them before
+        cdef uint64_t own = self.publisher.seal() if self.publisher.unsealed else self.publisher.number
+        cdef uint64_t host = self.host_publisher.seal() if self.host_publisher.unsealed else self.host_publisher.number
+        if own != self.sealed or host != self.host_sealed:
+            self.sealed = own
+            self.host_sealed = host
             self.when_sealed()
         return 0
 
@@ -169,9 +172,10 @@ cdef class Links(Receiver):
         """Advance the time of all links. While siblings are not read, each is told that this worker lives."""
         cdef Link link
         cdef bint says = self.stopped or self.is_full()
-        self.publisher.seal()
         if self.host_publisher is not None:
             self.seal_both()
+        else:
+            self.publisher.seal()
         for link in self.links:
             link.tick(now, says)
         self.look_idle(now)

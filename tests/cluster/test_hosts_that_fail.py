@@ -242,3 +242,129 @@ def test_a_worker_without_a_disk_gets_its_retained_messages_back() -> None:
 
         wait_until(has_all, SECONDS, "they are back")
         assert retained_on(reader, "back/#", 50) == want
+
+
+def test_a_subscribe_that_changes_nothing_is_answered() -> None:
+    """Its filter is known to all from before the other host joined, and it asks for no retained messages."""
+    no_retained = 0x20
+    with hosts_of([2, 2]) as hosts:
+        first = hosts[0].client_on(0, "same")
+        first.subscribe(("same", no_retained))
+        third = ClusteredHost("n2", 2, hosts.etcd, "memory")
+        try:
+            third.start()
+            wait_until(lambda: third.logged("cluster_ready"), SECONDS, "it has joined")
+            second = hosts[0].client_on(0, "same-too")
+            assert second.subscribe(("same", no_retained)) == (0,)
+            publisher = third.client_on(1, "same-publisher")
+            publisher.publish("same", b"x")
+            first.receive("same", b"x")
+            second.receive("same", b"x")
+            assert third.stop() == 0
+        finally:
+            third.kill()
+            third.forget()
+
+
+# ------------------------------------------------------------------------- what is acknowledged, while something fails
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+def test_what_a_new_worker_acknowledges_reaches_other_hosts(store: str) -> None:
+    """[MQTT-4.3.2-4] It serves no client before it knows what other hosts want."""
+    with hosts_of([1, 2], store) as hosts:
+        subscriber = hosts[1].client_on(1, "reached")
+        subscriber.subscribe("reached", qos=1)
+        number = 0
+        for _ in range(3):
+            hosts[0].kill_worker(0)
+            publisher = hosts[0].client_on(0, "reached")
+            for _ in range(10):
+                publisher.publish("reached", b"%d" % number, qos=1)
+                subscriber.receive("reached", b"%d" % number)
+                number += 1
+            publisher.disconnect()
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+def test_a_suback_waits_for_the_successor_of_a_sibling(store: str) -> None:
+    """The other host's worker learns what this one wants over the rail of the worker that has just died."""
+    with hosts_of([2, 2], store) as hosts:
+        here, there = hosts
+        os.kill(there.worker_pids()[0], signal.SIGKILL)
+        subscriber = there.client_on(1, "early")
+        subscriber.subscribe("early", qos=1)
+        publisher = here.client_on(0, "early")
+        publisher.publish("early", b"x", qos=1)
+        subscriber.receive("early", b"x")
+
+
+def test_sessions_outlive_the_worker_that_links_their_host() -> None:
+    """With stores in memory, too: what crosses to a session on another worker than the one that dies arrives."""
+    with hosts_of([2, 2]) as hosts:
+        here, there = hosts
+        subscriber = there.client_on(1, "outlive")
+        subscriber.subscribe("outlive", qos=1)
+        publisher = here.client_on(0, "outlive")  # over worker 0 of the other host
+        os.kill(there.worker_pids()[0], signal.SIGKILL)
+        for number in range(50):
+            publisher.publish("outlive", b"%d" % number, qos=1)
+        got: list[bytes] = []
+        while not got or got[-1] != b"49":
+            packet = subscriber.read(SECONDS)
+            subscriber.ack("PUBACK", packet.packet_id)
+            if packet.payload not in got:  # one that was not acknowledged by the dead one is sent again
+                got.append(packet.payload)
+        assert got == [b"%d" % number for number in range(50)]
+
+
+def test_a_worker_that_was_stopped_serves_nobody_by_what_it_knew() -> None:
+    """A SUBACK on another host did not wait for it: it sends that host everything until it has heard from it."""
+    with hosts_of([1, 1]) as hosts:
+        here, there = hosts
+        publisher = here.client_on(0, "paused")
+        subscriber = there.client_on(0, "paused")
+        for turn in range(2):
+            pid = here.worker_pids()[0]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                subscriber.subscribe(f"paused/{turn}", qos=1)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            publisher.publish(f"paused/{turn}", b"x", qos=1)
+            subscriber.receive(f"paused/{turn}", b"x")
+
+
+def test_a_host_without_a_disk_that_is_gone_for_good() -> None:
+    """What it wanted is forgotten in pieces; publishes that match it meanwhile harm nobody."""
+    filters = 6000
+    with hosts_of([1, 1]) as hosts:
+        here, there = hosts
+        subscriber = there.client_on(0, "gone")
+        for begin in range(0, filters, 1000):
+            subscriber.subscribe(*[f"gone/{number}" for number in range(begin, begin + 1000)], qos=1)
+        publisher = here.client_on(0, "gone")
+        worker = here.worker_pids()[0]
+        there.kill()
+        size = here.stderr_size()
+        number = 0
+        while not here.logged("host_gone", size):
+            publisher.publish(f"gone/{number % filters}", b"x", qos=1)
+            number += 1
+        for number in range(0, filters, 10):
+            publisher.publish(f"gone/{number}", b"x", qos=1)
+        assert here.worker_pids()[0] == worker
+
+
+def test_an_address_that_cannot_be_used_harms_only_its_host() -> None:
+    """It is in etcd, put there by another release, say: the other hosts go on, and say which host it is."""
+    with hosts_of([1, 1]) as hosts:
+        third = ClusteredHost("n2", 1, hosts.etcd, "memory")
+        third.environment["MQTTD_CLUSTER__ADVERTISE"] = "tcp://a..b:7400"
+        try:
+            third.start()
+            everything_crosses(hosts, "bad-address")
+            assert third.stop() == 0
+        finally:
+            third.kill()
+            third.forget()

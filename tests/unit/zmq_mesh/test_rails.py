@@ -11,7 +11,7 @@ from pyx.mesh.links import Links
 from zmq_mesh.barrier import Barrier, HostsFirst
 from zmq_mesh.contract import Buffer, LinkLimits, Outlet
 from zmq_mesh.interest import Publisher
-from zmq_mesh.rails import LINKS_MAX, Host, RailPlace, Rails, endpoint_of, peers_of
+from zmq_mesh.rails import Host, RailPlace, Rails, endpoint_of, peers_of
 
 
 @pytest.mark.parametrize("here", [1, 2, 3, 5, 16])
@@ -44,12 +44,15 @@ class Carrier:
 
     def __init__(self) -> None:
         self.connected: list[Peer] = []
+        self.refuses: int | None = None
         self.calls: list[tuple[str, Peer]] = []
 
     def listen(self, receiver: object) -> None:
         pass
 
     def connect(self, peer: Peer, when_writable: Callable[[], object]) -> Outlet:  # noqa: ARG002
+        if self.refuses is not None and host_of(peer) == self.refuses:
+            raise ValueError("an address that cannot be used")
         self.connected.append(peer)
 
         def send(frames: list[Buffer]) -> bool:  # noqa: ARG001
@@ -109,7 +112,7 @@ class Scene:
         self.rails = Rails(
             peer_of(1, 0),
             2,
-            5 * LINKS_MAX,
+            5_000,
             self.together,
             self.carrier,
             Publisher(),
@@ -120,12 +123,12 @@ class Scene:
             lambda _peer: lambda: None,
         )
 
-    def set(self, *hosts: Host) -> None:
-        self.rails.set_hosts({each.number: each for each in hosts}, 0.0)
+    def set(self, *hosts: Host) -> list[int]:
+        return list(self.rails.set_hosts({each.number: each for each in hosts}, 0.0))
 
 
 def host(number: int, workers: int = 2, address: str = "tcp://h:1", key: bytes = b"k", keeps: bool = True) -> Host:
-    return Host(number, f"n{number}", 1, workers, address, key, keeps)
+    return Host(number, f"n{number}", workers, address, key, keeps)
 
 
 def test_links_come_with_hosts() -> None:
@@ -134,7 +137,7 @@ def test_links_come_with_hosts() -> None:
     scene.set(host(2), host(3, workers=4))
     assert scene.carrier.connected == [peer_of(2, 0), peer_of(3, 0), peer_of(3, 2)]
     incarnations = [link.incarnation for link in scene.rails.links.values()]
-    assert incarnations == [5 * LINKS_MAX, 5 * LINKS_MAX + 1, 5 * LINKS_MAX + 2]
+    assert incarnations == [5_000, 5_001, 5_002]
     assert {link.peer for link in scene.together.by_peer.values()} == set(scene.places.taken)
     assert all(host_of(link.number) in (2, 3) for link in scene.together.by_peer.values())
 
@@ -149,14 +152,26 @@ def test_another_address_or_key_connects_anew() -> None:
     assert scene.carrier.calls == [("reconnect", peer_of(2, 0)), ("reconnect", peer_of(3, 0))]
 
 
-def test_a_host_that_is_back_connects_anew() -> None:
-    """It may have another key, and its link has waited."""
+def test_a_host_with_a_disk_that_is_gone_is_kept() -> None:
+    """Its rail waits for it; if it comes back with another key it connects anew."""
     scene = Scene()
     scene.set(host(2))
     scene.set()
     assert list(scene.rails.links) == [peer_of(2, 0)]
-    scene.set(host(2))
+    scene.set(host(2, key=b"other"))
     assert scene.carrier.calls == [("reconnect", peer_of(2, 0))]
+
+
+def test_a_host_that_cannot_be_linked_harms_no_other() -> None:
+    """It takes no place, and is tried again with the next view."""
+    scene = Scene()
+    scene.carrier.refuses = 2
+    assert scene.set(host(2), host(3)) == [2]
+    assert set(scene.rails.links) == {peer_of(3, 0)}
+    assert [peer for peer, _, _ in scene.places.taken.values()] == [peer_of(3, 0)]
+    scene.carrier.refuses = None
+    assert scene.set(host(2), host(3)) == []
+    assert set(scene.rails.links) == {peer_of(2, 0), peer_of(3, 0)}
 
 
 def test_a_host_without_a_disk_that_is_gone_is_forgotten() -> None:
@@ -165,7 +180,6 @@ def test_a_host_without_a_disk_that_is_gone_is_forgotten() -> None:
     for number in range(2, 200):
         scene.set(host(number, keeps=False))
         assert [each[0] for each in scene.places.taken.values()] == [peer_of(number, 0)]
-    assert scene.rails.too_many == set()
 
 
 def test_fewer_workers_than_before() -> None:
@@ -179,13 +193,12 @@ def test_fewer_workers_than_before() -> None:
 
 
 def test_more_hosts_than_places() -> None:
-    """They are named once, and linked as soon as there is room."""
+    """They are named, and linked as soon as there is room."""
     scene = Scene(most=1)
-    scene.set(host(2, keeps=False), host(3))
-    assert scene.rails.too_many == {3}
-    scene.set(host(3))
+    assert scene.set(host(2, keeps=False), host(3)) == [3]
+    assert ("close", peer_of(3, 0)) in scene.carrier.calls
+    assert scene.set(host(3)) == []
     assert set(scene.rails.links) == {peer_of(3, 0)}
-    assert scene.rails.too_many == set()
 
 
 # ------------------------------------------------------------------------------------------------- HostsFirst

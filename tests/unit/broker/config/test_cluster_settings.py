@@ -48,6 +48,8 @@ def test_flags_name_settings_of_the_table() -> None:
         ("mesh_listen", "", "'' is not tcp://HOST:PORT"),
         ("mesh_listen", "10.0.0.1:7400", "is not tcp://HOST:PORT"),
         ("mesh_listen", "tcp://a:0", "is not tcp://HOST:PORT"),
+        ("mesh_listen", "tcp://${HOST}:7400", "is not tcp://HOST:PORT"),
+        ("mesh_listen", "tcp://*:7400", "is not tcp://HOST:PORT"),
         ("mesh_listen", "tcp://a:65535", "with a port for each worker (2)"),
         ("mesh_listen", "tcp://0.0.0.0:7400", "cluster.advertise: needed"),
         ("mesh_listen", "tcp://[::]:7400", "cluster.advertise: needed"),
