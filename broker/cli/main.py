@@ -328,7 +328,7 @@ def _identity(settings: Settings) -> Any:
         hosts = importlib.import_module("broker.cluster.host")
         return hosts.identity_of(None if settings.store == "memory" else settings.data_dir)
     except ImportError as error:
-        reason = f"{error} (pip install 'mqttd[cluster]')"
+        reason = f"{error}: the packages of the extra cluster are missing (pip install '.[cluster]')"
         raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
     except (OSError, ValueError) as error:
         raise _CannotStart(_CANNOT_USE_DATA, str(error)) from None

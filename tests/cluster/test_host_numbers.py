@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.cluster.contract import Coordination, Put, Unreachable
-from broker.cluster.host_numbers import NoNumberLeft, number_of_host
+from broker.cluster.host_numbers import NoNumberLeft, keep_number, number_of_host
 from pyx.core.peer import HOSTS_MAX, peer_of
 from tests.cluster.in_memory import CoordinatorInMemory
 
@@ -50,5 +50,34 @@ def test_the_last_number() -> None:
         with pytest.raises(NoNumberLeft, match=str(HOSTS_MAX - 1)):
             await number_of_host(one, "test", "b")
         assert await number_of_host(one, "test", "a") == last
+
+    asyncio.run(run())
+
+
+def test_a_number_is_written_again_after_a_loss() -> None:
+    """A coordinator that has lost its data gives it to nobody else, if its host is there first."""
+
+    async def run() -> None:
+        former = CoordinatorInMemory().connect()
+        assert [await number_of_host(former, "test", name) for name in ("a", "b")] == [1, 2]
+        assert await keep_number(former, "test", "b", 2)
+        anew = CoordinatorInMemory()
+        assert await keep_number(anew.connect(), "test", "b", 2)
+        assert await keep_number(anew.connect(), "test", "b", 2)
+        assert await number_of_host(anew.connect(), "test", "c") == 3
+        assert await number_of_host(anew.connect(), "test", "b") == 2
+
+    asyncio.run(run())
+
+
+def test_a_number_that_was_given_away_meanwhile() -> None:
+    """Either another installation has it, or this one has another: both are said."""
+
+    async def run() -> None:
+        anew = CoordinatorInMemory()
+        assert await number_of_host(anew.connect(), "test", "c") == 1
+        assert not await keep_number(anew.connect(), "test", "a", 1)
+        assert await number_of_host(anew.connect(), "test", "a") == 2
+        assert not await keep_number(anew.connect(), "test", "a", 1)
 
     asyncio.run(run())
