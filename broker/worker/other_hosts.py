@@ -15,7 +15,7 @@ import secrets
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from broker.worker.sibling_messages import SiblingMessages
     from pyx.mesh.contract import Watcher
     from shards.worker_channel import WorkerChannel
-    from zmq_mesh.contract import Undelivered
     from zmq_mesh.curve import KeyPair
     from zmq_mesh.mesh import Mesh
 
@@ -102,6 +101,10 @@ class OtherHosts:
         self._peering.carries_rails = True
         mesh.when_paused = self._paused
         self._told_linked: bool | None = None  # as the supervisor was told last
+        peering = node.peering  # what is no different with hosts
+        self.batch, self.acknowledged, self.refused = peering.batch, peering.acknowledged, peering.refused
+        self.refusals_known, self.lost = peering.refusals_known, peering.lost
+        self.interest, self.interest_snapshot = peering.interest, peering.interest_snapshot
         messages: SiblingMessages = node.sibling_messages
         messages.of_hosts = self._heard
 
@@ -303,41 +306,6 @@ class OtherHosts:
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
 
     # ------------------------------------------------------------ events of the links
-
-    def batch(
-        self,
-        peer: Peer,
-        volatile: memoryview | None,
-        sequenced: memoryview | None,
-        payloads: list[Any],
-        sequence: int,
-    ) -> None:
-        """Implements LinkEvents."""
-        self._peering.batch(peer, volatile, sequenced, payloads, sequence)
-
-    def acknowledged(self, peer: Peer, ticket: int) -> None:
-        """Implements LinkEvents."""
-        self._peering.acknowledged(peer, ticket)
-
-    def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
-        """Implements LinkEvents."""
-        self._peering.refused(peer, batch, refusals)
-
-    def refusals_known(self, peer: Peer, number: int) -> None:
-        """Implements LinkEvents."""
-        self._peering.refusals_known(peer, number)
-
-    def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
-        """Implements LinkEvents."""
-        self._peering.lost(peer, batches, ticket)
-
-    def interest(self, peer: Peer, changes: list[Change]) -> None:
-        """Implements LinkEvents."""
-        self._peering.interest(peer, changes)
-
-    def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
-        """Implements LinkEvents."""
-        self._peering.interest_snapshot(peer, entries, first, last)
 
     def answered(self, peer: Peer) -> None:
         """Implements LinkEvents."""
