@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from broker.config.archive import ARCHIVE_RULES_MAX
@@ -35,12 +36,12 @@ def markdown() -> str:
     for table in ((), *((name,) for name in TABLES if name != "limits")):
         parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
         if table:
-            parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
+            parts.append(f"In the table `[{table[0]}]` of the file. {_prose(TABLES[table[0]])}\n")
         parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
         for path, field in leaves():
             if path[:-1] == table:
                 reload = "no" if needs_restart(field) else "yes"
-                default = _shown(field.default)
+                default = _shown(field.get_default(call_default_factory=True))
                 name = environment_name(path)
                 parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
         parts.append("")
@@ -56,7 +57,7 @@ def markdown() -> str:
 def _limits_markdown() -> Iterator[str]:
     yield "### Limits\n"
     yield (
-        f"In the table `[limits]` of the file. {Limits.__doc__} A reload changes all but those marked (restart). "
+        f"In the table `[limits]` of the file. {_prose(Limits)} A reload changes all but those marked (restart). "
         "*Counter*: the number in the shared rows that says how often the bound was reached, or the log event where "
         "only the log has it.\n"
     )
@@ -76,12 +77,17 @@ def _limits_markdown() -> Iterator[str]:
 def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
     model = RULES[table]
     yield f"### {title}\n"
-    yield f"Tables `[[{table}]]` of the file; {which}. {' '.join((model.__doc__ or '').split())}\n"
+    yield f"Tables `[[{table}]]` of the file; {which}. {_prose(model)}\n"
     yield "| key | default | meaning |\n|---|---|---|"
     for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else _shown(field.default)
+        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
         yield f"| `{name}` | {default} | {_meaning(field)} |"
     yield ""
+
+
+def _prose(model: type[BaseModel]) -> str:
+    # on one line: CPython 3.13 and newer take the indentation out of docstrings, older ones do not
+    return " ".join((model.__doc__ or "").split())
 
 
 def _meaning(field: FieldInfo) -> str:
@@ -93,6 +99,8 @@ def _meaning(field: FieldInfo) -> str:
 def _shown(value: object, unit: str = "") -> str:
     if value is None:
         return "not set"
+    if value in ("", []):
+        return "empty"
     if isinstance(value, bool):
         return f"`{value}`".lower()
     if isinstance(value, int):

@@ -14,7 +14,7 @@ from broker.config import settings as config
 from broker.config.addresses import is_loopback
 from broker.config.loading import load
 from broker.config.queues import covers, first_rule
-from broker.config.reference_page import with_tables
+from broker.config.reference_page import markdown, with_tables
 from broker.config.settings import ConfigError, Settings, restart_needed
 from leveldb_store.engine.database import DatabaseOptions
 from pyx.core.counters import NAMES
@@ -461,6 +461,12 @@ def test_the_documentation_has_the_tables_of_today() -> None:
     assert with_tables(path.read_text()) == path.read_text(), (
         "run: python -m broker.config.reference_page --markdown docs/reference/configuration.md"
     )
+
+
+def test_every_default_is_a_value() -> None:
+    assert "Undefined" not in markdown()
+    assert "``" not in markdown()
+    assert "    " not in markdown()  # no indentation of a docstring, which depends on the version of CPython
 
 
 def test_the_example_of_deploy_is_valid() -> None:
