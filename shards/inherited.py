@@ -4,6 +4,7 @@
     hand-off pairs   per worker: connections passed to a worker that is down are taken by its successor
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
     clock            of all: the highest message number, and the broker's time (`shards.clock`)
+    owner sockets    per worker of a host in a cluster: its questions for the control process, whoever of both dies
     admin listeners  of the control process, if there is one
 
 Each child gets its part of them, and closes the rest.
@@ -40,6 +41,7 @@ class Inherited:
         self._workers = workers
         self.listeners = listeners
         self._handoffs = [handoff.pair() for _ in range(workers)]
+        self._owner_sockets = [] if identity is None else [handoff.pair() for _ in range(workers)]
         self.rows = rows.shared_rows(workers, row_bytes)
         self.clock = clock
         self._admin = admin
@@ -72,6 +74,7 @@ class Inherited:
             settings=settings,
             clock=self.clock,
             identity=self._identity,
+            owner_socket=self._owner_sockets[index][0] if self._owner_sockets else None,
             began=began,
         )
 
@@ -90,6 +93,7 @@ class Inherited:
             began=began,
             supervisor_pid=supervisor,
             identity=self._identity,
+            owner_sockets=[control_end for _, control_end in self._owner_sockets],
         )
 
     def leave(self, channel: WorkerChannel | ControlChannel) -> None:
@@ -100,6 +104,11 @@ class Inherited:
         for index, (_, receive) in enumerate(self._handoffs):
             if index != channel.index:
                 receive.close()
+        for index, (worker_end, control_end) in enumerate(self._owner_sockets):
+            if isinstance(channel, WorkerChannel):
+                control_end.close()
+            if index != channel.index:
+                worker_end.close()
         if isinstance(channel, WorkerChannel):
             for listener in self._admin:
                 listener.close()
@@ -111,6 +120,6 @@ class Inherited:
         """Close every socket."""
         self.listeners.close()
         listening.close([self._admin])
-        for send, receive in self._handoffs:
+        for send, receive in (*self._handoffs, *self._owner_sockets):
             send.close()
             receive.close()

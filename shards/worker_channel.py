@@ -32,6 +32,7 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,8 @@ class WorkerChannel(_Channel):
     """The broker's time, the same for all workers, also for those that are forked later."""
     identity: Any = None
     """Who this host is in its cluster, as the supervisor was given it; None: it is alone."""
+    owner_socket: socket.socket | None = None
+    """Non-blocking, to the control process of a host in a cluster: who owns which client id."""
     began: float = 0.0
     """Start time of the broker, by time.monotonic()."""
 
@@ -132,6 +135,8 @@ class ControlChannel(_Channel):
     supervisor_pid: int
     identity: Any = None
     """As for workers."""
+    owner_sockets: Sequence[socket.socket] = ()
+    """The other ends of the workers' `owner_socket`."""
 
 
 def send_message(control: socket.socket, message: Message) -> None:

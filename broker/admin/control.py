@@ -3,6 +3,8 @@
     GET /health         200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
     GET /ready          200 while every worker serves, else, also while the broker starts or stops, 503; JSON
     GET /metrics        the counter rows as Prometheus text
+    GET /api/v1/owner?client_id=ID
+                        the host of the cluster that owns a client id; JSON
     GET /api/v1/stores  the size and contents of each worker's store; 503 while a worker does not answer; JSON
 
 It reads what other processes write: the counter rows, the heartbeats in them, and the "state" messages of the
@@ -55,6 +57,8 @@ machine later. A process that is restarted at once beats again in time."""
 _STOP_SECONDS_MAX = 1.0
 """Time that requests in progress get when the broker stops."""
 
+_CLIENT_ID_BYTES_MAX = 65_535
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -104,6 +108,7 @@ class Control:
         application.router.add_get("/health", self._get_health)
         application.router.add_get("/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
+        application.router.add_get("/api/v1/owner", self._get_owner)
         application.router.add_get("/api/v1/stores", self._get_stores)
         application.on_response_prepare.append(_head)
         return application
@@ -225,6 +230,22 @@ class Control:
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def _get_owner(self, request: web.Request) -> web.Response:
+        if self._cluster is None:
+            return _problem(404, "this host is in no cluster", {})
+        client_id = request.query.get("client_id", "")
+        if not client_id or len(client_id.encode(errors="replace")) > _CLIENT_ID_BYTES_MAX:
+            return _problem(400, f"client_id: 1 to {_CLIENT_ID_BYTES_MAX} bytes are needed", {})
+        try:
+            owner = await self._cluster.owner_of(client_id)
+        except UnicodeEncodeError:
+            return _problem(400, "client_id: it is no UTF-8", {})
+        except ConnectionError as error:
+            return _problem(503, f"etcd: {error}", {})
+        if owner is None:
+            return _problem(404, "no host owns this client id", {})
+        return _answer(owner, True)
+
     async def _get_stores(self, _request: web.Request) -> web.Response:
         """For a worker that does not answer, the reason is included."""
         stores = await asyncio.gather(*(self._store_stats(worker) for worker in range(self.channel.workers)))
@@ -276,6 +297,7 @@ def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
         channel.settings.store != "memory",
         log,
         channel.tell,
+        channel.owner_sockets,
     )
     return cluster
 

@@ -158,6 +158,13 @@ _HELP: dict[str, str] = {
     "retained_offered": "Retained messages sent to other hosts, which have asked for what they may not have.",
     "host_clocks_refused": "Messages of another host that were numbered anew because its clock is more than a minute "
     "ahead.",
+    "owners_taken": "Client ids taken over from another host, because their clients connected here.",
+    "owners_doubtful": "Connections refused because this host has been no proven member of its cluster for "
+    "cluster.unproven_seconds_max.",
+    "sessions_moved": "Sessions that have come from another host with their clients.",
+    "moves_refused": "Connections refused because too many sessions were coming from other hosts at the same time.",
+    "messages_handed_over": "Messages that another host still had for a session that it does not own any more.",
+    "owners_unproven": "Connections that were accepted although etcd did not say that this host owns their client id.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "
     "of lack of room: an older one of the topic may follow.",
     "reading_paused": "Times that reading a publisher was paused because another worker had no room.",

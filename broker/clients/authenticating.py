@@ -42,7 +42,7 @@ _OPEN = 2
 class ConnectAttempt:
     """A connection whose CONNECT is valid, and whose client is not authenticated yet."""
 
-    __slots__ = ("assigned", "check", "client_id", "conn", "number", "packet")
+    __slots__ = ("assigned", "check", "client_id", "conn", "epoch", "number", "packet")
 
     def __init__(self, conn: Connection, packet: Connect, client_id: str, assigned: bool) -> None:
         self.conn = conn
@@ -53,6 +53,8 @@ class ConnectAttempt:
         self.number = 0
         """Sequence number of its CONNECT in this worker: higher is newer."""
         self.check: _Check | None = None
+        self.epoch = 0
+        """Of this host's ownership of the client id (`broker.worker.owning`)."""
 
 
 class _Check:

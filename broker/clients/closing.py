@@ -191,6 +191,15 @@ class Closing:
         """Close a connection that was silent for one and a half keep-alives [MQTT-3.1.2-22]."""
         self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
 
+    def taken_over_elsewhere(self, session: Session) -> None:
+        """Close the connection of a session, if it has one, because another host serves its client now."""
+        details: Details = session.details
+        if session.connection is not None:
+            self._row.add(count.SESSIONS_TAKEN_OVER)
+            self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over at another host")
+        elif details.awaiting is not None:
+            self.give_up(details.awaiting, "taken over at another host before its session was stored")
+
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """Close a connection from our side: DISCONNECT with a reason to v5, state updated at once; the socket is closed
         later.

@@ -146,7 +146,7 @@ class Connecting:
             self._refuse_quota(attempt, "worker_memory_bytes_max")
             return
         older = None if session is None else self._attachments.of(session)
-        if older is not None and not self._may_take_over(attempt, older):
+        if older is not None and not self.may_take_over(attempt, older.address):
             return
         records = self._state_records
         has_will = packet.will is not None
@@ -256,6 +256,7 @@ class Connecting:
         if details.will_handle is not None:  # [MQTT-3.1.3-9]: reconnected before the Will Delay Interval has passed
             details.will_handle.cancel()
             details.will_handle = None
+        details.epoch = attempt.epoch
         details.expiry_interval = expiry
         session.durable = expiry > 0
         session.version = packet.version
@@ -329,7 +330,8 @@ class Connecting:
         self._row.add(count.CONNECTIONS_OVER_MAX)
         self._context.log.warning("connections_max_reached", connections_max=self._context.limits.connections_max)
 
-    def _may_take_over(self, attempt: ConnectAttempt, older: Connection) -> bool:
+    def may_take_over(self, attempt: ConnectAttempt, address: str) -> bool:
+        """Whether a client may be taken over from where it is connected; if not, it is refused."""
         conn, client_id = attempt.conn, attempt.client_id
         now, most = self._router.state.now_ms / 1000, self._context.limits.takeovers_per_minute_max
         seconds = self._takeovers.refused_seconds(client_id, most, now)
@@ -340,7 +342,7 @@ class Connecting:
             "takeover_refused",
             client=client_id,
             address=conn.address,
-            address_connected=older.address,
+            address_connected=address,
             listener=self._context.listener_of(conn),
             seconds=round(seconds, 1),
         )

@@ -158,6 +158,10 @@ class Endings:
 
     # ------------------------------------------------------------ connections that wait
 
+    def is_awaited(self, client_id: str) -> bool:
+        """Whether a connection of this client waits for that."""
+        return bool(self.clients.get(client_id))
+
     def waiting(self, client_id: str) -> list[Connection]:
         """Return the connections that wait for that."""
         return list(self.clients[client_id])

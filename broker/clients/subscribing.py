@@ -210,6 +210,13 @@ class Subscribing:
             lambda conn: self._take_back(conn, packet_id, codes, made, bool(asks)),
         )
 
+    def bring(self, session: Session, subscriptions: Sequence[tuple[Subscription, int]]) -> None:
+        """Make these subscriptions, each with its Subscription Identifier, of a session that comes from another host,
+        as far as they are allowed here. No retained messages are sent.
+        """
+        for item, identifier in subscriptions:
+            self._subscribe_one(session, item, identifier, [], [])
+
     def _subscribe_one(
         self, session: Session, item: Subscription, identifier: int, wanted: list[bytes], made: list[_Named]
     ) -> int:

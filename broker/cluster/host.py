@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,6 +20,9 @@ from broker.cluster.contract import Coordination, CoordinationError
 from broker.cluster.host_numbers import keep_number, number_of_host
 from broker.cluster.host_record import HostRecord, HostState, MalformedHostRecord
 from broker.cluster.membership import HostMembership
+from broker.cluster.owner_messages import Standing
+from broker.cluster.owner_requests import OwnerRequests
+from broker.cluster.ownership import Ownership
 from zmq_mesh.curve import KeyPair, new_keys
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION
 
@@ -78,7 +82,7 @@ def _write(file: Path, content: bytes) -> None:
 
 class ClusterHost:
     """Implements `broker.cluster.membership.MembershipEvents`. `keeps`: its sessions are on disk. `tell`: sends the
-    supervisor an event.
+    supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class ClusterHost:
         keeps: bool,
         log: Log,
         tell: Callable[..., None],
+        worker_sockets: Sequence[socket.socket],
     ) -> None:
         self._coordination = coordination
         self._settings = settings
@@ -105,6 +110,8 @@ class ClusterHost:
         self._keeping: asyncio.Task[None] | None = None
         self._membership: HostMembership | None = None
         self._out_of_reach = False
+        self._ownership = Ownership(coordination, settings.name, settings.node_id, self._lease)
+        self._owner_requests = OwnerRequests(self._ownership, self._standing, worker_sockets, log)
         self.state = HostState.JOINING
         """Of this host, as the others are told."""
 
@@ -122,6 +129,20 @@ class ClusterHost:
     def is_ready(self) -> bool:
         """Whether it has once known what all other hosts want, and they what it wants."""
         return self.state is not HostState.JOINING
+
+    async def owner_of(self, client_id: str) -> dict[str, Any] | None:
+        """Return the owner of a client id: the host, its address for other hosts, and the epoch; None: nobody owns it.
+        Raises ConnectionError if etcd does not say.
+        """
+        try:
+            owner = await self._ownership.look(client_id)
+        except CoordinationError as error:
+            raise ConnectionError(str(error)) from None
+        if not owner.node:
+            return None
+        host = self.hosts.get(owner.node)
+        address = host.address if host is not None else None
+        return {"client_id": client_id, "node": owner.node, "address": address, "epoch": owner.epoch}
 
     def report(self) -> dict[str, Any]:
         """Return the state of the cluster as this host sees it."""
@@ -141,8 +162,15 @@ class ClusterHost:
             ],
         }
 
+    def _lease(self) -> int:
+        return 0 if self._membership is None else self._membership.lease
+
+    def _standing(self) -> Standing:
+        return Standing(self._lease(), self.is_proven)
+
     async def run(self) -> None:
         """Join, and stay a member, until cancelled."""
+        self._owner_requests.start()
         self._number = await self._own_number()
         own = HostRecord(
             node=self._settings.node_id,
@@ -165,6 +193,7 @@ class ClusterHost:
         """Close the connection. The host stays a member until its lease ends: it may be back before that."""
         if self._keeping is not None:
             self._keeping.cancel()
+        await self._owner_requests.close()
         await self._coordination.close()
 
     async def _own_number(self) -> int:
@@ -192,12 +221,14 @@ class ClusterHost:
     def hosts_changed(self, hosts: Mapping[str, HostRecord]) -> None:
         """Implements MembershipEvents."""
         self._has_seen_hosts = True
+        self._ownership.hosts = max(1, len(hosts))
         self._tell_hosts(hosts)
 
     def joined(self, incarnation: int, lease: int, kept_lease: bool) -> None:
         """Implements MembershipEvents."""
         self._log.info("cluster_joined", node=self._settings.node_id, host=self._number, kept_lease=kept_lease)
         self._incarnation = incarnation
+        self._owner_requests.tell_standing()
         self._tell_hosts(self.hosts)
         self._keeping = asyncio.get_running_loop().create_task(self._keep_number())
 

@@ -108,6 +108,11 @@ class HostMembership:
         return MappingProxyType(self._hosts)
 
     @property
+    def lease(self) -> int:
+        """The lease of this host; 0: it is no member."""
+        return self._lease if self._written is not None else 0
+
+    @property
     def is_proven(self) -> bool:
         """Whether this host surely has its lease."""
         return self._clock() < self.proven_until

@@ -97,6 +97,10 @@ class Ownership:
         """
         return await self._ask(client_id, epoch, is_release=False)
 
+    async def look(self, client_id: str) -> Owner:
+        """Return who owns a client id, without changing it. Raises CoordinationError."""
+        return _owner(await self._coordination.read(self.key_of(client_id)))
+
     async def release(self, client_id: str, epoch: int) -> None:
         """End the ownership with this epoch. No effect on a later one. Raises CoordinationError."""
         await self._ask(client_id, epoch, is_release=True)

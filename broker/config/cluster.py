@@ -51,6 +51,14 @@ class Cluster(BaseModel):
         json_schema_extra=_RESTART,
         description="Where other hosts reach `listen`, if that is another address or all of this host; `tcp://HOST:PORT`.",
     )
+    unproven_seconds_max: int = Field(
+        default=300,
+        ge=0,
+        le=1_000_000,
+        json_schema_extra=_RESTART,
+        description="Time after which a host that cannot prove that it is a member (etcd is away, or has lost it) "
+        "refuses CONNECTs with sessions that last: another host may own them by then. 0: never",
+    )
     etcd_user: str = Field(default="", json_schema_extra=_RESTART, description="User of etcd; empty: none.")
     etcd_password_file: str | None = Field(
         default=None, min_length=1, json_schema_extra=_RESTART, description="File with the password of `etcd_user`."

@@ -7,6 +7,7 @@ closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored interva
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pyx.core import claims
@@ -59,6 +60,7 @@ class Details:
     __slots__ = (
         "awaiting",
         "created",
+        "epoch",
         "expiry_handle",
         "expiry_interval",
         "filter_bytes",
@@ -92,6 +94,8 @@ class Details:
         """Seconds: the `expiry_interval` in the store; -1: the session is not stored."""
         self.created = 0
         """Unix time in ms, where the store has it."""
+        self.epoch = 0
+        """Of this host's ownership of the client id; 0: it is not in a cluster, or not known to own it."""
         self.awaiting: Connection | None = None
         """The connection that is answered when the store has the session (`Attachments`)."""
         self.username: str | None = None
@@ -126,6 +130,8 @@ class Sessions:
         """Offline sessions, the longest offline first."""
         self._claims = Claims([bytearray(ROW_BYTES)], 0, claims.SESSIONS)
         self._reserved = 0
+        self.when_removed: Callable[[Session], None] = lambda _session: None
+        """Called when a session has ended."""
         self.ruling = 0
         """The present `ruling` of `Details`."""
 
@@ -162,6 +168,7 @@ class Sessions:
         if self._by_client.get(session.client_id) is session:
             del self._by_client[session.client_id]
             self._claims.give_back()
+            self.when_removed(session)
 
     # ------------------------------------------------------------ their number
 

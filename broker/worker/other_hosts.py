@@ -15,12 +15,14 @@ import secrets
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
+from broker.worker.flushing import FLUSH, FLUSHED, Flushing
+from broker.worker.owning import KINDS, Owning
 from broker.worker.retained_exchange import ALL_SENT, ASK, RetainedExchange
 from leveldb_store.format import schema
 from pyx.core import counters as count
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from broker.worker.core import Node
     from broker.worker.sibling_messages import SiblingMessages
     from pyx.mesh.contract import Watcher
+    from pyx.mesh.link import Link
     from shards.worker_channel import WorkerChannel
     from zmq_mesh.curve import KeyPair
     from zmq_mesh.mesh import Mesh
@@ -107,6 +110,18 @@ class OtherHosts:
         self.interest, self.interest_snapshot = peering.interest, peering.interest_snapshot
         messages: SiblingMessages = node.sibling_messages
         messages.of_hosts = self._heard
+        assert channel.owner_socket is not None
+        self._owning = Owning(
+            context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
+            node.state_records, node.recording, channel.owner_socket, self,
+        )  # fmt: skip
+        node.authenticating.opener = self._owning
+        watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
+        self._flushing = Flushing(context, node.peering, self._wanted, self._lacks)
+        for kind in (FLUSH, FLUSHED):
+            messages.add(kind, lambda peer, payload, kind=kind: self._flushing.heard(kind, peer, payload))  # type: ignore[misc]
+        for kind in KINDS:
+            messages.add(kind, lambda _peer, payload, kind=kind: self._owning.heard(kind, payload))  # type: ignore[misc]
 
     # ------------------------------------------------------------ the cluster
 
@@ -197,6 +212,8 @@ class OtherHosts:
             self.rails.drop_the_gone()
         if not self.has_begun and self._may_begin(now):
             self._begin()
+        self._flushing.tick(self._router.state.now_ms / 1000)
+        self._owning.tick(self._router.state.now_ms / 1000)
         linked = (
             self.rails is not None
             and self.rails.ready
@@ -241,6 +258,38 @@ class OtherHosts:
                     yield Change(entry[0], None, 1, False)
                 else:
                     yield Change(entry[0], entry[1], entry[2], False, entry[3])
+
+    # ------------------------------------------------------------ to a host (`broker.worker.owning.OtherOwners`)
+
+    @property
+    def number(self) -> int:
+        """Implements OtherOwners."""
+        return 0 if self.rails is None else host_of(self.rails.own)
+
+    def number_of(self, node: str) -> int | None:
+        """Implements OtherOwners."""
+        hosts = () if self.rails is None else self.rails.hosts.values()
+        return next((each.number for each in hosts if each.node == node), None)
+
+    def tell_host(self, number: int, kind: bytes, payload: bytes) -> bool:
+        """Implements OtherOwners."""
+        link = self.link_of(number)
+        if link is None:
+            return False
+        self._router.peers.tell(link.peer, kind, payload)
+        return True
+
+    def flush(self, then: Callable[[], None]) -> None:
+        """Implements OtherOwners."""
+        self._flushing.flush(then)
+
+    def link_of(self, number: int) -> Link | None:
+        """Implements OtherOwners."""
+        host = None if self.rails is None else self.rails.hosts.get(number)
+        if self.rails is None or host is None:
+            return None
+        link = self.rails.links.get(peer_of(number, self._context.index % host.workers))
+        return link if link is not None and link.ready else None
 
     # ------------------------------------------------------------ places (`zmq_mesh.rails.RailPlaces`)
 
@@ -304,6 +353,7 @@ class OtherHosts:
         self._taken[peer] = number
         self._translate(peer)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
+        self._flushing.check()
 
     # ------------------------------------------------------------ events of the links
 
@@ -370,3 +420,5 @@ class OtherHosts:
             self._router.siblings.set_ahead(place, theirs - self._router.state.wall_ms)
         elif kind in (ASK, ALL_SENT):
             self._retained.heard(place, kind, payload)
+        elif kind in KINDS:
+            self._owning.heard(kind, payload)

@@ -6,6 +6,9 @@ b"h" b"m"                publishers wait, memory         here
 b"d" b"w"                the disk                        broker.persistence.disk
 b"r" b"R" b"b" b"s" b"c" pages of archives               broker.replay.replaying, broker.replay.sources
 b"o" b"O"                where replays may begin         broker.replay.sources, broker.replay.opening
+b"T" b"g" b"G" b"N" b"S" owners of client ids, and their sessions: broker.worker.owning, passed on from
+b"C" b"P" b"X"           other hosts
+b"F" b"f"                what other hosts have sent       broker.worker.flushing
 """
 
 from __future__ import annotations
@@ -62,6 +65,10 @@ class SiblingMessages:
         if replaying.sources is not None:
             sources = replaying.sources
             self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
+
+    def add(self, kind: bytes, heard: Callable[[Peer, bytes], None]) -> None:
+        """Let this part handle another kind."""
+        self._heard[kind] = heard
 
     def receive(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Handle a message of a sibling. An error concerns some client, and does not end the worker."""

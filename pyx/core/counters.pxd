@@ -169,6 +169,12 @@ cpdef enum:
     MESH_FRAMES_REFUSED             # malformed, or from or for an incarnation that is dead
     RETAINED_OFFERED                # retained messages sent to other hosts that may not have them
     HOST_CLOCKS_REFUSED             # messages of another host whose clock is too far ahead: numbered anew
+    OWNERS_TAKEN                    # client ids taken over from other hosts
+    OWNERS_DOUBTFUL                 # CONNECTs refused because this host may be no member of its cluster
+    SESSIONS_MOVED                  # that have come from other hosts
+    MOVES_REFUSED                   # because too many sessions were coming
+    MESSAGES_HANDED_OVER            # that a former owner had for a session of this worker
+    OWNERS_UNPROVEN                 # CONNECTs accepted although the coordinator did not say who owns the client id
     READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS
     CLIENTS_MAXIMUM                 # highest number of connected clients of all workers, as this one saw it

@@ -29,12 +29,14 @@ cdef class Backlog(Sender):
     cdef Windows windows
     cdef BackPressure back_pressure
     cdef Bounding bounding
+    cdef bint keeps_formers             # what is read is not sent: it is read again
 
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1
     cdef int serve(self, Session s) except -1
     cdef bint is_before_the_log(self, const Queued* q, uint64_t position, Message m) noexcept
     cdef uint64_t topic_key(self, const Content* c) noexcept
+    cdef uint64_t fingerprint(self, const Content* c) noexcept
     cdef int drop_overtaken(self, Session s) except -1
     cdef int drop_deferred(self, Session s) except -1
     cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1

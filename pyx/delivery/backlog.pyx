@@ -144,7 +144,8 @@ cdef class Backlog(Sender):
                     if s.queue_count:
                         s.cursor = s.queue[s.queue_head].behind
                         continue
-                    self.caught_up(s)
+                    if s.brought is None:
+                        self.caught_up(s)
                     return 0
                 s.batch = b
                 s.batch_at = 0
@@ -203,6 +204,16 @@ cdef class Backlog(Sender):
     cdef uint64_t topic_key(self, const Content* c) noexcept:
         return hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
 
+    cdef uint64_t fingerprint(self, const Content* c) noexcept:
+        # tells whether two messages are one: two hosts may give the same number
+        cdef uint64_t[4] words
+        words[0] = c.number
+        words[1] = c.topic_len
+        words[2] = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
+        words[3] = hash_bytes(&self.subscriptions.key, c.payload, c.payload_len)
+        work(c.payload_len // 1024 * KIBI)
+        return hash_bytes(&self.subscriptions.key, <const uint8_t*>words, sizeof(words))
+
     cdef int drop_overtaken(self, Session s) except -1:
         self.counters.at[count.DROPPED_OVERTAKEN] += 1
         return self.state.drops.add(s, count.DROPPED_OVERTAKEN, 1)
@@ -223,7 +234,7 @@ cdef class Backlog(Sender):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            if e.former:
+            if e.former and not self.keeps_formers:
                 drop_formers(&self.subscriptions.formers, e, s.cursor)
             since = e.since
             if e.former:
@@ -269,7 +280,10 @@ cdef class Backlog(Sender):
         # when the message is sent; unless that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
-        cdef int ids_len = self.options_of(s, m, s.cursor, &options)
+        cdef int ids_len
+        if s.brought is not None and self.fingerprint(c) in s.brought:
+            return 0
+        ids_len = self.options_of(s, m, s.cursor, &options)
         if ids_len < 0:
             return 0
         qos = options & 3

@@ -10,6 +10,7 @@ A Router is composed of parts, each in its own file, constructed with the parts 
     pyx.delivery.answering        Answering      acks and other answers, with the conditions they wait for
     pyx.delivery.windows          Windows        the stored window of a session, and the packets that wait for it
     pyx.delivery.restoring        Restoring      sessions from their records, after a start
+    pyx.delivery.moving           Moving         sessions to and from other hosts
     pyx.delivery.late_answers     LateAnswers    answers that are decided after their packet
     pyx.delivery.back_pressure    BackPressure   publishers that wait: too fast, a full session, no memory
     pyx.delivery.bounding         Bounding       amounts queued for sessions that are behind, and bounds, in slices
@@ -49,6 +50,7 @@ from pyx.delivery.journal cimport Journal
 from pyx.delivery.late_answers cimport LateAnswers
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.moving cimport Moving
 from pyx.delivery.restoring cimport Restoring
 from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport RouterState
@@ -72,6 +74,7 @@ cdef class Router:
     cdef readonly Answering answering
     cdef readonly Windows windows
     cdef readonly Restoring restoring
+    cdef readonly Moving moving
     cdef readonly LateAnswers late_answers
     cdef readonly BackPressure back_pressure
     cdef readonly Bounding bounding

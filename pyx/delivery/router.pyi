@@ -15,6 +15,7 @@ from pyx.delivery.fanout import FanOut
 from pyx.delivery.handing_on import HandingOn
 from pyx.delivery.journal import Journal
 from pyx.delivery.late_answers import LateAnswers
+from pyx.delivery.moving import Moving
 from pyx.delivery.peers import Peers
 from pyx.delivery.publish_in_hand import PublishInHand
 from pyx.delivery.restoring import Restoring
@@ -51,6 +52,8 @@ class Router:
     def windows(self) -> Windows: ...
     @property
     def restoring(self) -> Restoring: ...
+    @property
+    def moving(self) -> Moving: ...
     @property
     def late_answers(self) -> LateAnswers: ...
     @property

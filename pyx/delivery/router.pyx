@@ -44,6 +44,7 @@ from pyx.delivery.journal cimport Journal
 from pyx.delivery.late_answers cimport LateAnswers
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.moving cimport Moving
 from pyx.delivery.restoring cimport Restoring
 from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport ROUND, RouterState, SHARE, SLICE, find_expiry
@@ -96,6 +97,7 @@ cdef class Router:
         self.bounding = Bounding(self.state, self.journal, self.windows, self.back_pressure)
         self.sweeping = Sweeping(self.state, self.journal, self.windows, self.back_pressure, self.bounding)
         self.backlog = Backlog(self.state, self.in_hand, self.journal, self.windows, self.back_pressure, self.bounding)
+        self.moving = Moving(self.state, self.backlog, self.windows)
         self.retaining = Retaining(self.state, self.in_hand, self.journal, self.back_pressure, self.backlog)
         self.fanout = FanOut(self.state, self.in_hand, self.journal, self.windows, self.bounding, self.backlog)
         self.enrolling = Enrolling(self.state, self.peers, self.back_pressure, self.bounding)

@@ -132,6 +132,9 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t swept                 # the last sweep that checked its bounds
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
+    # fingerprints of messages that it has brought from another host: they are not sent from the log. While it is set
+    # the session stays behind (pyx.delivery.moving); or None
+    cdef public object brought
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     # its unread messages, while it is behind with too many filters to merge their indexes; or None
     cdef Unread unread

@@ -73,11 +73,18 @@ cdef class Subscribing:
             return 0, []
         return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
 
-    def terms(self, Session s not None, bytes text not None):
-        """Return (options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
+    def terms(self, Session s not None, bytes text not None, bytes group=None):
+        """Return (options, Subscription Identifier) of its subscription to this Topic Filter, or its share of it in this
+        group, or None."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
-        cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
+        cdef Group* g = self.ending.group_of(f, group) if group is not None and f != NULL else NULL
+        cdef int held = -1
+        cdef Subscriber* sub = NULL
+        if f != NULL and (group is None or g != NULL):
+            held = self.subscriptions.membership(f, g, <void*>s, &s.own)
+        if held >= 0:
+            sub = g.members.items if g != NULL else f.plain.items
+            sub += s.own.items[held].index
         return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
 
     def has(self, Session s not None, bytes text not None, bytes group=None):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from shards.placement import home
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
@@ -43,16 +44,25 @@ def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
 class ClusteredHost(CountedBroker):
     """A host. `node`: its name."""
 
-    def __init__(self, node: str, workers: int, etcd: EtcdProcess, store: str, **limits: float) -> None:
+    def __init__(
+        self,
+        node: str,
+        workers: int,
+        etcd: EtcdProcess,
+        store: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **limits: float,
+    ) -> None:
         self.node = node
+        self.mesh_address = f"tcp://127.0.0.1:{_consecutive_ports(workers)}"
         self._clients: list[Client] = []
         super().__init__(
             workers,
             [
                 *("--cluster", f"etcd://{etcd.endpoint}", "--node-id", node),
-                *("--mesh-listen", f"tcp://127.0.0.1:{_consecutive_ports(workers)}"),
+                *("--mesh-listen", self.mesh_address, "--admin", "127.0.0.1:0"),
             ],
-            {"MQTTD_STORE": store},
+            {"MQTTD_STORE": store, **environment},
             **limits,
         )
 
@@ -74,8 +84,8 @@ class ClusteredHost(CountedBroker):
         return client
 
     def client_on(self, worker: int, prefix: str, version: int = 5, **options: object) -> Client:
-        """Return a connected client whose home is that worker."""
-        return self.client(next(ids_on(worker, self.workers, prefix)), version, **options)
+        """Return a connected client whose home is that worker. Its id is another one on each host."""
+        return self.client(next(ids_on(worker, self.workers, f"{prefix}{self.node}-")), version, **options)
 
 
 class Hosts(list[ClusteredHost]):
@@ -99,13 +109,18 @@ class Hosts(list[ClusteredHost]):
 
 
 @contextlib.contextmanager
-def hosts_of(workers: Sequence[int], store: str = "memory", **limits: float) -> Iterator[Hosts]:
+def hosts_of(
+    workers: Sequence[int],
+    store: str = "memory",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **limits: float,
+) -> Iterator[Hosts]:
     """Run a host for each number of workers, linked with each other. At the end none may have failed within."""
     with contextlib.ExitStack() as stack:
         hosts = Hosts()
         hosts.etcd = stack.enter_context(etcd_process())
         for at, count in enumerate(workers):
-            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, **limits)
+            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, environment, **limits)
             stack.callback(host.forget)
             stack.callback(host.kill)
             hosts.append(host.start())

@@ -1,0 +1,494 @@
+"""Client ids of this worker that its host owns: one host of the cluster does, and only that one serves the client.
+
+Before a client gets its session here, its host owns the client id (`broker.cluster.ownership`, asked through the
+control process). If another host owns it, this one takes it from that, tells it so, and waits until it has closed its
+connection. The epoch of the later owner is higher, so that of two hosts that take it at the same time one gives way.
+
+    TAKEN    the sender owns it since this epoch: give way. u8: what to do with the session (`Fate`)
+    GIVEN    it is not served here
+
+Before it takes it, it brings the session, unless its client starts anew (`broker.worker.moves`). A message has a head
+of u32 host of the sender, u64 epoch or number of the move, u16 length of the client id, and the client id. It goes to
+any worker of a host, which passes it on to the client id's home.
+
+A client is served without an answer when the coordinator is out of reach: its ownership is *unproven*, and asked
+for again until it is known; if another host owns it by then, the connection is closed, and the client comes back in
+order. What is owned without a session (the client has ended it, or was refused) is released after
+_SPARE_SECONDS, so that a client that comes back at once costs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from broker.cluster.owner_messages import (
+    PACKET_BYTES_MAX,
+    OwnerAnswer,
+    OwnerRequest,
+    RequestKind,
+    decode_answers,
+    encode_requests,
+)
+from broker.worker.moves import CANCEL, GIVE, GO_ON, NOTHING, PAGE, STATE, SessionMoves
+from pyx.core import counters as count
+from pyx.core.peer import sibling
+from pyx.core.work import STEP, callback, spend
+from shards.placement import home
+
+if TYPE_CHECKING:
+    from broker.clients.authenticating import ConnectAttempt
+    from broker.clients.capacity import Capacity
+    from broker.clients.closing import Closing
+    from broker.clients.connecting import Connecting
+    from broker.clients.endings import Endings
+    from broker.clients.subscribing import Subscribing
+    from broker.context.context import Context
+    from broker.context.sessions import Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.state_records import StateRecords
+    from pyx.delivery.session import Session
+    from pyx.mesh.link import Link
+
+__all__ = ["KINDS", "OtherOwners", "Owning"]
+
+TAKEN: Final = b"T"
+GIVEN: Final = b"g"
+KINDS: Final = (TAKEN, GIVEN, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL)
+_HEAD: Final = struct.Struct("<IQH")
+_ANSWER_SECONDS: Final = 3.0
+"""Time that a request to the control process has: more than a call of etcd."""
+_GIVE_SECONDS: Final = 2.0
+"""Time that another host has to close its connection."""
+_SPARE_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 5.0
+_TRIES_MAX: Final = 8
+"""Times that an ownership is taken from another host that has taken it meanwhile, for one CONNECT."""
+_PAGE: Final = 200
+_PACKETS: Final = 8
+_DECIDING: Final = 1
+_CLOSING: Final = 3
+
+
+class Fate(IntEnum):
+    """What becomes of a session at the former owner."""
+
+    STAYS = 0
+    CLEAN_START = 1
+    """Its client starts anew: it ends."""
+    MOVED = 2
+    """The new owner has it."""
+
+
+class OtherOwners(Protocol):
+    """The way to other hosts (`broker.worker.other_hosts`)."""
+
+    @property
+    def number(self) -> int:
+        """The number of this host."""
+
+    def number_of(self, node: str) -> int | None:
+        """Return the number of a host that is there; None: it is not."""
+
+    def flush(self, then: Callable[[], None]) -> None:
+        """Call `then` when everything that was published for this host until now has arrived at this worker."""
+
+    def link_of(self, number: int) -> Link | None:
+        """Return the link over which that host is told something; None: it is not linked."""
+
+    def tell_host(self, number: int, kind: bytes, payload: bytes) -> bool:
+        """Send a message to a worker of that host. Return False if it is not linked."""
+
+
+class _Wait:
+    """Somebody who waits for the owner of a client id. then: called with the epoch of this host's ownership; 0: it is
+    unproven. None: another host keeps it. attempt: the CONNECT that waits, for which it is taken from another host.
+    """
+
+    __slots__ = ("attempt", "client_id", "due", "epoch", "fate", "former", "kind", "then", "tries")
+
+    def __init__(
+        self,
+        client_id: str,
+        then: Callable[[int | None], None],
+        attempt: ConnectAttempt | None = None,
+        fate: Fate = Fate.STAYS,
+    ) -> None:
+        self.client_id = client_id
+        self.then = then
+        self.attempt = attempt
+        self.fate = fate
+        self.former = ""
+        """The host from which it is taken."""
+        self.kind = RequestKind.CLAIM
+        self.epoch = 0
+        self.tries = 0
+        self.due = 0.0
+
+
+class Owning:
+    """The ownership of one worker's client ids. connecting: takes a client whose id is owned here. others: the way to
+    other hosts.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        endings: Endings,
+        capacity: Capacity,
+        closing: Closing,
+        connecting: Connecting,
+        subscribing: Subscribing,
+        state_records: StateRecords,
+        recording: Recording,
+        control: socket.socket,
+        others: OtherOwners,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._sessions = sessions
+        self._endings = endings
+        self._capacity = capacity
+        self._closing = closing
+        self._connecting = connecting
+        self._recording = recording
+        self._control = control
+        self._others = others
+        self._numbers = itertools.count(1)
+        self._lease = 0
+        self._asked: dict[int, _Wait] = {}
+        """By number, the earliest first: requests that the control process has not answered."""
+        self._giving: dict[tuple[str, int], _Wait] = {}
+        """By client id and epoch: taken, and the former owner has not answered yet."""
+        self._spare: dict[str, tuple[int, float]] = {}
+        """Epochs of client ids without a session, and since when; the earliest first."""
+        self._unproven: deque[str] = deque()
+        self._is_reachable = True
+        self._proven_at = self._now()
+        """When this host surely was a member."""
+        self._retry_at = 0.0
+        self._moves = SessionMoves(
+            context, sessions, state_records, recording, endings, capacity, closing, subscribing, others, self._tell,
+            self._resolve,
+        )  # fmt: skip
+        sessions.when_removed = self._removed
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of those who wait for an owner."""
+        return len(self._asked) + len(self._giving)
+
+    # ------------------------------------------------------------ CONNECT
+
+    def open(self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]) -> None:
+        """Implements `ConnectionOpener`: opens the connection once this host owns its client id."""
+        client_id = attempt.client_id
+        if self._moves.is_leaving(client_id):
+            self._closing.unavailable(attempt.conn, "its session moves to another host", client=client_id)
+            return
+        if self._is_doubtful(attempt):
+            self._context.counters.add(count.OWNERS_DOUBTFUL)
+            self._closing.unavailable(attempt.conn, "this host may be no member of its cluster", client=client_id)
+            return
+        session = self._sessions.get(client_id)
+        epoch = session.details.epoch if session is not None else 0
+        if not epoch and client_id in self._spare:
+            epoch = self._spare[client_id][0]
+        if epoch:
+            attempt.epoch = epoch
+            self._connecting.open(attempt, username, authentication)
+            return
+        if not self._is_reachable:
+            self._open(attempt, username, authentication, 0)
+            return
+        attempt.conn.state = _DECIDING
+
+        def decided(epoch: int | None) -> None:
+            self._decided(wait, username, authentication, epoch)
+
+        fate = Fate.CLEAN_START if attempt.packet.clean_start else Fate.STAYS
+        wait = _Wait(client_id, decided, attempt, fate=fate)
+        self._ask(wait)
+
+    def _is_doubtful(self, attempt: ConnectAttempt) -> bool:
+        """Whether a session that lasts may be another host's by now."""
+        most = self._context.settings.cluster.unproven_seconds_max
+        if not most or self._now() - self._proven_at <= most:
+            return False
+        packet = attempt.packet
+        if packet.version == 5:
+            return not packet.clean_start or packet.properties.get("session_expiry_interval", 0) > 0
+        return not packet.clean_start
+
+    def _decided(self, wait: _Wait, username: str | None, authentication: dict[str, Any], epoch: int | None) -> None:
+        attempt = wait.attempt
+        assert attempt is not None
+        conn = attempt.conn
+        if epoch:
+            self._keep(wait.client_id, epoch)
+        if conn.fd < 0 or conn.state >= _CLOSING:
+            return
+        self._context.guard(conn, self._open, attempt, username, authentication, epoch)
+        self._context.dispatch.resume(conn)
+
+    def _open(
+        self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any], epoch: int | None
+    ) -> None:
+        if epoch is None:
+            self._closing.unavailable(attempt.conn, "another host serves this client", client=attempt.client_id)
+            return
+        attempt.epoch = epoch
+        self._connecting.open(attempt, username, authentication)
+        if not epoch:
+            self._unproven.append(attempt.client_id)
+            self._context.counters.add(count.OWNERS_UNPROVEN)
+
+    # ------------------------------------------------------------ requests to the control process
+
+    def _ask(self, *waits: _Wait) -> None:
+        requests, due = [], self._now() + _ANSWER_SECONDS
+        for wait in waits:
+            number = next(self._numbers)
+            wait.due = due
+            self._asked[number] = wait
+            requests.append(OwnerRequest(number, wait.kind, wait.epoch, wait.client_id))
+        self._send(requests)
+
+    def _send(self, requests: list[OwnerRequest]) -> None:
+        for packet in encode_requests(requests):
+            try:
+                self._control.send(packet)
+            except OSError:  # the control process is down, or behind: they are given up when they are due
+                return
+
+    def _now(self) -> float:
+        return self._router.state.now_ms / 1000
+
+    @callback("watched")
+    def receive(self) -> None:
+        """Take answers of the control process."""
+        for _ in range(_PACKETS):
+            try:
+                packet = self._control.recv(PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return
+            if not packet:  # the supervisor has gone, and this process goes with it
+                return
+            try:
+                standing, answers = decode_answers(packet)
+            except (ValueError, struct.error) as error:
+                self._context.defect(None, error)
+                continue
+            if standing.lease:
+                self._take_lease(standing.lease)
+            if standing.is_proven:
+                self._proven_at = self._now()
+            spend(len(answers) * STEP)
+            for answer in answers:
+                wait = self._asked.pop(answer.number, None)
+                if wait is not None:
+                    self._context.guard_client(wait.client_id, self._answered, wait, answer)
+
+    def _answered(self, wait: _Wait, answer: OwnerAnswer) -> None:
+        self._is_reachable = answer.is_known
+        if not answer.is_known:
+            wait.then(0)
+        elif answer.node == self._context.settings.cluster.node_id:
+            if wait.former:
+                self._context.counters.add(count.OWNERS_TAKEN)
+                self._tell_former(wait, answer.epoch)
+            else:
+                wait.then(answer.epoch)
+        else:
+            if wait.fate is Fate.MOVED:  # in vain
+                self._moves.cancel(wait.client_id, self._others.number_of(wait.former))
+                wait.fate = Fate.STAYS
+            wait.tries += 1
+            wait.former, wait.epoch = answer.node, answer.epoch
+            if not answer.node:
+                wait.kind = RequestKind.CLAIM
+                self._ask(wait)
+            elif wait.attempt is None or wait.tries > _TRIES_MAX:
+                wait.then(None)
+            else:
+                self._take(wait)
+
+    def _take(self, wait: _Wait) -> None:
+        """Take a client id from another host, after its session has come."""
+        wait.kind, attempt = RequestKind.TAKE, wait.attempt
+        assert attempt is not None
+        host = self._others.number_of(wait.former)
+        if host is None or wait.fate is Fate.CLEAN_START:
+            self._ask(wait)
+            return
+        conn = attempt.conn
+        if conn.fd < 0 or conn.state >= _CLOSING:
+            wait.then(None)
+            return
+        if not self._connecting.may_take_over(attempt, wait.former):
+            return
+
+        def came(is_here: bool) -> None:
+            if not is_here:
+                wait.then(None)
+                return
+            wait.fate = Fate.MOVED
+            self._ask(wait)
+
+        if not self._moves.fetch(wait.client_id, host, conn, came):
+            self._ask(wait)
+
+    def _take_lease(self, lease: int) -> None:
+        """Claim everything anew if what this host owned has ended with its former lease."""
+        former, self._lease = self._lease, lease
+        if former and lease != former:
+            self._spare.clear()
+            self._context.in_pieces(self._claim_anew())
+
+    def _claim_anew(self) -> Iterator[None]:
+        for at, client_id in enumerate(self._sessions.clients(), 1):
+            session = self._sessions.get(client_id)
+            if session is not None and session.details.epoch:
+                session.details.epoch = 0
+                self._unproven.append(client_id)
+            if at % _PAGE == 0:
+                yield
+
+    def tick(self, now: float) -> None:
+        """Give up what is due, release what nobody needs, and ask again for what is unproven."""
+        while self._asked and next(iter(self._asked.values())).due <= now:
+            wait = self._asked.pop(next(iter(self._asked)))
+            self._is_reachable = False
+            self._context.guard_client(wait.client_id, wait.then, 0)
+        while self._giving and next(iter(self._giving.values())).due <= now:
+            wait = self._giving.pop(next(iter(self._giving)))
+            self._context.guard_client(wait.client_id, wait.then, wait.epoch)
+        self._moves.tick(now)
+        self._release(now)
+        if self._unproven and not self._asked and (self._is_reachable or now >= self._retry_at):
+            self._retry_at = now + _RETRY_SECONDS
+            self._prove()
+
+    def _prove(self) -> None:
+        waits = []
+        for _ in range(min(_PAGE, len(self._unproven))):
+            client_id = self._unproven.popleft()
+            session = self._sessions.get(client_id)
+            if session is not None and not session.details.epoch:
+                waits.append(_Wait(client_id, partial(self._proven, client_id)))
+        self._ask(*waits)
+
+    def _proven(self, client_id: str, epoch: int | None) -> None:
+        session = self._sessions.get(client_id)
+        if epoch is None:
+            if session is not None:
+                self._closing.taken_over_elsewhere(session)
+        elif not epoch:
+            self._unproven.append(client_id)
+        elif session is None:
+            self._keep(client_id, epoch)
+        else:
+            session.details.epoch = epoch
+
+    # ------------------------------------------------------------ owned without a session
+
+    def _removed(self, session: Session) -> None:
+        if session.details.epoch:
+            self._keep(session.client_id, session.details.epoch)
+
+    def _keep(self, client_id: str, epoch: int) -> None:
+        self._spare.pop(client_id, None)
+        self._spare[client_id] = epoch, self._now()
+
+    def _release(self, now: float) -> None:
+        requests: list[OwnerRequest] = []
+        for _ in range(_PAGE):
+            client_id = next(iter(self._spare), None)
+            if client_id is None or self._spare[client_id][1] + _SPARE_SECONDS > now:
+                break
+            epoch, _ = self._spare.pop(client_id)
+            session = self._sessions.get(client_id)
+            if session is not None:
+                session.details.epoch = max(epoch, session.details.epoch)
+            elif self._endings.is_awaited(client_id) or self._capacity.waiting_for(client_id):
+                self._keep(client_id, epoch)
+            else:
+                requests.append(OwnerRequest(0, RequestKind.RELEASE, epoch, client_id))
+        if requests:
+            spend(len(requests) * STEP)
+            self._send(requests)
+
+    # ------------------------------------------------------------ other hosts
+
+    def _tell_former(self, wait: _Wait, epoch: int) -> None:
+        host = self._others.number_of(wait.former)
+        wait.epoch = epoch
+        if host is None or not self._tell(host, TAKEN, epoch, wait.client_id, bytes([wait.fate])):
+            wait.then(epoch)  # it has gone, or hears it from the coordinator when it is back
+            return
+        wait.due = self._now() + _GIVE_SECONDS
+        self._giving[wait.client_id, epoch] = wait
+
+    def _tell(self, host: int, kind: bytes, number: int, client_id: str, rest: bytes = b"") -> bool:
+        name = client_id.encode()
+        return self._others.tell_host(host, kind, _HEAD.pack(self._others.number, number, len(name)) + name + rest)
+
+    def heard(self, kind: bytes, payload: bytes) -> None:
+        """Take a message of another host, which may be for a sibling. Raises ValueError, struct.error."""
+        host, number, length = _HEAD.unpack_from(payload)
+        at = _HEAD.size + length
+        client_id = payload[_HEAD.size : at].decode()
+        worker = home(client_id, self._context.workers)
+        if worker != self._context.index:
+            self._router.peers.tell(sibling(worker), kind, payload)
+        elif kind == TAKEN:
+            self._give(client_id, number, Fate(payload[at]))
+            self._tell(host, GIVEN, number, client_id)
+        elif kind == GIVEN:
+            wait = self._giving.pop((client_id, number), None)
+            if wait is not None:
+                self._context.guard_client(client_id, wait.then, number)
+        else:
+            self._moves.heard(kind, host, number, client_id, payload[at:])
+
+    def _give(self, client_id: str, epoch: int, fate: Fate) -> None:
+        """Serve a client no more, because another host owns it since this epoch."""
+        if client_id in self._spare and self._spare[client_id][0] < epoch:
+            del self._spare[client_id]
+        session = self._sessions.get(client_id)
+        if session is None or session.details.epoch >= epoch:
+            return
+        session.details.epoch = 0
+        self._moves.taken(client_id)
+        self._closing.taken_over_elsewhere(session)
+        session = self._sessions.get(client_id)
+        if session is None or fate is Fate.STAYS:
+            return
+        if fate is Fate.MOVED:
+            self._moves.end(session)
+        else:
+            self._recording.session_ended(session, "clean start")
+            self._endings.end(session)
+
+    def _resolve(self, client_id: str) -> None:
+        """Find out whether a session has gone of whose move nothing is heard any more."""
+
+        def known(epoch: int | None) -> None:
+            session = self._sessions.get(client_id)
+            if epoch is None:
+                self._moves.taken(client_id)
+                if session is not None:
+                    self._moves.end(session)
+            elif epoch:
+                self._moves.keep(client_id)
+                if session is not None:
+                    session.details.epoch = epoch
+
+        self._ask(_Wait(client_id, known))

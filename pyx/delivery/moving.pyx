@@ -1,0 +1,311 @@
+"""Sessions that move to another host: their windows and unsent messages as pages, on both sides.
+
+A page is a sequence of records, in the order in which the client is sent them:
+
+    u8 kind, u16 Packet Identifier, u8 state, u32 length, and a record of family Q (`pyx.delivery.windows`) that
+    contains its message; none if the length is 0
+
+    IN_FLIGHT   a message of the outgoing window, with its Packet Identifier; none if it waits for its PUBCOMP
+    ARRIVED     the Packet Identifier of a QoS 2 PUBLISH of the client without its PUBREL
+    UNSENT      of the session's own queue, or of the log
+
+Packing changes nothing: the session has everything until the other host owns it. What comes is queued for the session
+alone, before what this worker has logged for it since it has its subscriptions here. Both may have the same message:
+it is known by its fingerprint (`Session.brought`), and not sent from the log.
+
+A host that is not the owner any more may still have messages for a client: they are *handed over*, to be sent after what
+the session of the owner has. Those that were published when that was there already are not taken: it has them itself.
+"""
+cimport cython
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from pyx.core cimport counters as count
+from pyx.core.little_endian cimport get16, get32, put16, put32
+from pyx.core.work cimport COPY, KIBI, OBJECT, PLACE, VISIT, work
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.restoring import unpack_queued
+from pyx.delivery.router_state cimport RouterState
+from pyx.delivery.session cimport (
+    FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
+)
+from pyx.delivery.windows cimport FORM_2, OWN_RECORD, QUEUED_HEAD_BYTES, Windows
+from pyx.protocol.message cimport Message
+from pyx.storage.entries cimport Packed
+from pyx.storage.records cimport Batch, lies_within
+
+
+cdef enum:
+    IN_FLIGHT = 1
+    ARRIVED = 2
+    UNSENT = 3
+    HEAD_BYTES = 8
+    # stages of a departure
+    WINDOW = 0
+    QUEUE = 1
+    LOG = 2
+    DONE = 3
+    RECORDS_MAX = 500           # of a page
+
+
+@cython.final
+cdef class Departure:
+    """What a session without a connection has for its client, page by page."""
+
+    def page(self, uint32_t most):
+        """Return the next records, about `most` bytes of them; None: that was all. May be empty."""
+        cdef Packed packed
+        if self.stage == DONE:
+            return None
+        packed = Packed.__new__(Packed)
+        if not self.fill(packed, most):
+            self.stage += 1
+            self.at = 0
+        return (<const char*>packed.at)[:packed.size] if packed.size else b""
+
+    def gone(self):
+        """Note that another host has the session: of its shares of groups, those that have been packed are not handed
+        on when it ends here."""
+        cdef Session s = self.session
+        cdef Inflight* slot
+        cdef uint32_t i, many = self.queued if self.stage > QUEUE else self.at if self.stage == QUEUE else 0
+        work((len(self.identifiers) + many) * PLACE)
+        for packet_id in self.identifiers:
+            slot = s.slot(<uint16_t>packet_id)
+            if slot != NULL:
+                slot.flags &= ~SHARED_COPY
+        for i in range(min(many, s.queue_count)):
+            s.queue[(s.queue_head + i) & (s.queue_cap - 1)].flags &= ~SHARED_COPY
+
+    cdef bint fill(self, Packed packed, uint32_t most) except -1:
+        # False: this stage is done
+        cdef Session s = self.session
+        cdef Queued* q
+        cdef Inflight* slot
+        cdef uint32_t many = 0
+        if self.stage == WINDOW:
+            while self.at < <uint32_t>len(self.identifiers):
+                if packed.size >= most or many == RECORDS_MAX:
+                    return True
+                many += 1
+                slot = s.slot(<uint16_t>self.identifiers[self.at])
+                self.at += 1
+                if slot != NULL:
+                    self.pack_slot(packed, slot)
+            while self.arrived and many < RECORDS_MAX:
+                many += 1
+                self.moving.pack(packed, ARRIVED, self.arrived.pop(), 0, 0, None, None)
+            return len(self.arrived) != 0
+        if self.stage == QUEUE:
+            while self.at < self.queued and self.at < s.queue_count:
+                if packed.size >= most or many == RECORDS_MAX:
+                    return True
+                many += 1
+                q = &s.queue[(s.queue_head + self.at) & (s.queue_cap - 1)]
+                self.at += 1
+                self.messages += 1
+                self.moving.pack(packed, UNSENT, 0, 0, q.flags & 7,
+                                 <bytes>q.identifiers if q.identifiers != NULL else None, <Message>q.message)
+            return False
+        return self.read_on(packed, most)
+
+    cdef int pack_slot(self, Packed packed, Inflight* slot) except -1:
+        cdef bytes identifiers = <bytes>slot.identifiers if slot.identifiers != NULL else None
+        cdef Message m = <Message>slot.message if slot.message != NULL else None
+        if slot.state == WAIT_PUBCOMP:
+            m = None
+        if m is not None or slot.state == WAIT_PUBCOMP:
+            self.messages += 1
+            self.moving.pack(packed, IN_FLIGHT, slot.packet_id, slot.state, slot.flags & 7, identifiers, m)
+        return 0
+
+    cdef bint read_on(self, Packed packed, uint32_t most) except -1:
+        # from the log, as `Backlog.serve` does it; False: there is nothing more at present
+        cdef Session s = self.session
+        cdef Backlog backlog = self.moving.backlog
+        cdef RouterState state = self.moving.state
+        cdef uint64_t cursor = s.cursor
+        cdef object unread = s.unread
+        cdef Batch b
+        cdef Message m
+        cdef uint8_t options, qos
+        cdef int length
+        cdef uint32_t i
+        s.cursor = self.cursor
+        s.unread = None                         # the indexes of its filters are merged, however many there are
+        backlog.keeps_formers = True
+        try:
+            b = backlog.read_log(s)
+            if b is None:
+                return False
+            for i in range(b.count):
+                work(VISIT)
+                m = <Message>b.messages[i]
+                s.cursor = self.cursor = b.positions[i]
+                if s.holes is not None and lies_within(s.holes, self.cursor):
+                    continue
+                if self.brought is not None and backlog.fingerprint(&m.content) in self.brought:
+                    continue
+                options = 0
+                length = backlog.options_of(s, m, self.cursor, &options)
+                qos = min(options & 3, m.content.qos)
+                if length < 0 or qos == 0 and (s.absences is None or not lies_within(s.absences, self.cursor)):
+                    continue
+                if m.content.expires and state.wall_ms >= m.content.expires:
+                    continue
+                self.messages += 1
+                self.moving.pack(packed, UNSENT, 0, 0, qos | (4 if m.content.retain and options & 8 else 0),
+                                 backlog.in_hand.ids[:length] if length else None, m)
+                if packed.size >= most:
+                    break
+            return True
+        finally:
+            s.cursor = cursor
+            s.unread = unread
+            backlog.keeps_formers = False
+
+
+@cython.final
+cdef class Moving:
+    """Packs and takes in sessions."""
+
+    def __cinit__(self, RouterState state not None, Backlog backlog not None, Windows windows not None):
+        self.state = state
+        self.counters = state.counters
+        self.backlog = backlog
+        self.windows = windows
+
+    def leave(self, Session s not None):
+        """Return what a session without a connection has for its client, as a `Departure`. What is logged for it until
+        the last page is part of it."""
+        cdef Departure d = Departure.__new__(Departure)
+        cdef uint32_t i
+        cdef list slots = []
+        d.moving = self
+        d.session = s
+        work(s.window_cap * PLACE + s.inflight * OBJECT + s.arrived_cap * PLACE)
+        for i in range(s.window_cap):
+            if s.window[i].state != FREE:
+                slots.append((s.window[i].order, s.window[i].packet_id))
+        slots.sort()
+        d.identifiers = [packet_id for _, packet_id in slots]
+        d.arrived = [s.arrived[i] & 0xFFFF for i in range(s.arrived_cap) if s.arrived[i]]
+        d.queued = s.queue_count
+        d.brought = s.brought
+        d.cursor = s.cursor if s.behind else self.state.next_position - 1
+        return d
+
+    cdef int pack(self, Packed packed, uint8_t kind, uint16_t packet_id, uint8_t state, uint8_t flags,
+                  bytes identifiers, Message m) except -1:
+        cdef uint32_t at = packed.size, n = <uint32_t>len(identifiers) if identifiers is not None else 0
+        cdef uint8_t* p = packed.room(HEAD_BYTES)
+        work(COPY)
+        p[0] = kind
+        p = put16(p + 1, packet_id)
+        p[0] = state
+        if m is None:
+            put32(p + 1, 0)
+            return 0
+        p = packed.room(QUEUED_HEAD_BYTES + n)
+        p[0] = flags | FORM_2
+        p = put32(put32(p + 1, 0), n)
+        if n:
+            memcpy(p, <const char*>identifiers, n)
+        self.windows.put_message(packed, m)
+        work(m.content.payload_len // 1024 * KIBI)
+        put32(packed.at + at + 4, packed.size - at - HEAD_BYTES)
+        return 0
+
+    def take(self, Session s not None, bytes page not None, int64_t ahead, set seen not None, uint64_t since):
+        """Give a session without a connection what a page has. ahead: ms by which the clock of this host is ahead of
+        the other one's. `seen`: the fingerprints of messages with numbers from `since` on are added. ValueError: the
+        page is damaged."""
+        cdef const uint8_t* p = <const uint8_t*><const char*>page
+        cdef size_t at = 0, n = len(page)
+        cdef uint32_t length
+        cdef Message m
+        while at < n:
+            length = self.check_record(p + at, n - at)
+            if p[at] == ARRIVED:
+                s.arrive(<uint16_t>get16(p + at + 1))
+            else:
+                m = self.take_in(s, p[at], <uint16_t>get16(p + at + 1), p[at + 3],
+                                 page[at + HEAD_BYTES:at + HEAD_BYTES + length] if length else None, ahead)
+                if m is not None and m.content.number >= since:
+                    seen.add(self.backlog.fingerprint(&m.content))
+            at += HEAD_BYTES + length
+        if self.state.keeps and is_stored(s):
+            self.windows.mark_dirty(s)
+
+    def take_late(self, Session s not None, bytes page not None, int64_t ahead, set seen not None, uint64_t before):
+        """Queue for a session the messages of a page of a former owner whose numbers are below `before`. `seen`: the
+        fingerprints of those taken already; more are added. ValueError: the page is damaged."""
+        cdef const uint8_t* p = <const uint8_t*><const char*>page
+        cdef size_t at = 0, n = len(page)
+        cdef uint32_t length
+        cdef Message m
+        cdef object mark
+        while at < n:
+            length = self.check_record(p + at, n - at)
+            if length:
+                work(COPY)
+                flags, _, identifiers, m = unpack_queued(page[at + HEAD_BYTES:at + HEAD_BYTES + length])
+                mark = self.backlog.fingerprint(&m.content)
+                if m.content.number < before and mark not in seen:
+                    seen.add(mark)
+                    if m.content.expires:
+                        m.content.expires = max(<int64_t>m.content.expires + ahead, 1)
+                    self.backlog.queue_for(s, m, flags & 3, flags & 4 != 0, identifiers, 0, 0)
+                    self.counters.at[count.MESSAGES_HANDED_OVER] += 1
+            at += HEAD_BYTES + length
+
+    cdef uint32_t check_record(self, const uint8_t* p, size_t n) except? 0xFFFFFFFF:
+        # the length of a record behind its head
+        cdef uint32_t length
+        if n < HEAD_BYTES:
+            raise ValueError("a page of a session is cut off")
+        length = get32(p + 4)
+        if length > n - HEAD_BYTES:
+            raise ValueError("a page of a session is cut off")
+        if not (p[0] == ARRIVED and length == 0 or p[0] == UNSENT and length or
+                p[0] == IN_FLIGHT and (length == 0) == (p[3] == WAIT_PUBCOMP)):
+            raise ValueError("a page of a session is damaged")
+        return length
+
+    cdef Message take_in(self, Session s, uint8_t kind, uint16_t packet_id, uint8_t window_state, bytes record,
+                         int64_t ahead):
+        cdef Message m = None
+        cdef Inflight* slot
+        cdef uint8_t flags = 2
+        cdef bytes identifiers = None
+        cdef PyObject* held = NULL
+        work(COPY)
+        if record is not None:
+            flags, _, identifiers, m = unpack_queued(record)
+            if m.content.expires:
+                m.content.expires = max(<int64_t>m.content.expires + ahead, 1)
+            held = <PyObject*>identifiers if identifiers is not None else NULL
+        if kind == UNSENT:
+            self.backlog.queue_for(s, m, flags & 3, flags & 4 != 0, identifiers, 0, 0)
+            return m
+        if not (window_state == WAIT_PUBCOMP or flags & 3 == 1 and window_state == WAIT_PUBACK or
+                flags & 3 == 2 and window_state == WAIT_PUBREC):
+            raise ValueError("a message of a session is in no state")
+        slot = s.place_slot(packet_id)
+        slot.state = window_state
+        slot.flags = flags & 7
+        slot.group = 0
+        slot.position = 0
+        if m is not None:
+            if self.state.keeps and is_stored(s):
+                slot.position = self.windows.keep_queued(s, m, slot.flags, 0, held)
+                slot.flags |= OWN_RECORD
+            s.keep_in(slot, m, held)
+        self.counters.at[count.MATCHED] += 1
+        return m
+
+    def serve(self, Session s not None):
+        """Let a session read on that is kept behind for `Session.brought`."""
+        if s.connection is not None:
+            self.state.set_ready(s)

@@ -1,0 +1,193 @@
+"""A session comes with its client to another host: with all that it has, nothing of it twice, in order."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.hosts import ClusteredHost, Hosts, hosts_of
+from tests.waiting import wait_until
+from tests.wire import NO_LOCAL, Client, ack, publish
+
+SECONDS = 20.0
+
+
+@pytest.fixture(scope="module", params=[((1, 1), "memory"), ((2, 3), "memory"), ((2, 2), "leveldb")], ids=str)
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    counts, store = request.param
+    with hosts_of(counts, store) as running:
+        yield running
+
+
+def lasting(host: ClusteredHost, client_id: str, version: int = 5) -> Client:
+    """Return a connected client with a session that lasts."""
+    properties = {"session_expiry_interval": 600} if version == 5 else {}
+    return host.client(client_id, version, clean=False, properties=properties)
+
+
+def sessions(hosts: Hosts) -> list[int]:
+    """Return how many sessions each host has."""
+    return [host.counter("sessions") for host in hosts]
+
+
+def test_subscriptions_and_queue_come_along(hosts: Hosts) -> None:
+    """[MQTT-3.1.2-5] The session is present on the other host, with its queue, in order, and its subscriptions. There
+    it goes on, and back; the former host has it no more.
+    """
+    before = sum(sessions(hosts))
+    client = lasting(hosts[0], "moves")
+    client.subscribe(("plain/#", 1), ("exactly/+", 2))
+    client.subscribe(("named", 1), properties={"subscription_identifier": 77})
+    client.subscribe(("own", 1 | NO_LOCAL))
+    publishers = [host.client(f"publisher-{at}") for at, host in enumerate(hosts)]
+    for turn in range(1, 5):
+        client.disconnect()
+        sent: list[list[bytes]] = [[], []]
+        for number, (at, publisher) in itertools.product(range(5), enumerate(publishers)):
+            payload = b"%d-%d-%d" % (turn, at, number)
+            sent[at].append(payload)
+            publisher.publish("plain/x", payload, qos=1)
+        publishers[turn % 2].publish("exactly/1", b"twice never", qos=2)
+        publishers[0].publish("named", b"named", qos=1)
+        client = lasting(hosts[turn % 2], "moves")
+        assert client.connack.session_present
+        got: list[list[bytes]] = [[], []]
+        others = []
+        for _ in range(12):
+            packet = client.expect("PUBLISH")
+            client.ack("PUBREC" if packet.qos == 2 else "PUBACK", packet.packet_id)
+            if packet.qos == 2:
+                client.await_packet("PUBREL", packet.packet_id)
+                client.ack("PUBCOMP", packet.packet_id)
+            if packet.topic == "plain/x":
+                got[int(packet.payload.split(b"-")[1])].append(packet.payload)
+            else:
+                others.append((packet.topic, packet.qos, packet.properties))
+        assert got == sent
+        assert sorted(others) == [("exactly/1", 2, {}), ("named", 1, {"subscription_identifier": [77]})]
+        client.publish("own", b"not to me", qos=1)
+        publishers[(turn + 1) % 2].publish("plain/live", b"live", qos=1)
+        client.receive("plain/live", b"live", qos=1, dup=False)
+        client.expect_silence()
+        assert client.subscribe(("own", 1)) == (1,)
+        client.publish("own", b"to me", qos=1)
+        client.receive("own", b"to me")
+        client.subscribe(("own", 1 | NO_LOCAL))
+    wait_until(lambda: sum(sessions(hosts)) == before + 3, SECONDS, "only one host has the session")
+    for each in (client, *publishers):
+        each.disconnect()
+
+
+def test_what_is_in_flight_comes_along(hosts: Hosts) -> None:
+    """[MQTT-4.4.0-1, MQTT-2.2.1-3] PUBLISH and PUBREL without their answers are sent again, with their Packet
+    Identifiers, and a QoS 2 PUBLISH of the client whose PUBREL it has not sent is delivered once.
+    """
+    client = lasting(hosts[1], "in-flight")
+    client.subscribe(("f/#", 2))
+    publisher = hosts[0].client("in-flight-publisher")
+    watcher = hosts[0].client("in-flight-watcher")
+    watcher.subscribe(("from/it", 2))
+    publisher.publish("f/1", b"one", qos=1)
+    one = client.expect("PUBLISH", payload=b"one")
+    publisher.publish("f/2", b"two", qos=2)
+    two = client.expect("PUBLISH", payload=b"two")
+    publisher.publish("f/3", b"three", qos=2)
+    three = client.expect("PUBLISH", payload=b"three")
+    client.ack("PUBREC", three.packet_id)
+    client.await_packet("PUBREL", three.packet_id)
+    client.send(publish(5, "from/it", b"once", qos=2, packet_id=9))
+    client.await_packet("PUBREC", 9)
+    watcher.receive("from/it", b"once")
+    client.close()
+
+    client = lasting(hosts[0], "in-flight")
+    assert client.connack.session_present
+    client.expect("PUBREL", packet_id=three.packet_id)
+    client.expect("PUBLISH", payload=b"one", dup=True, qos=1, packet_id=one.packet_id)
+    client.expect("PUBLISH", payload=b"two", dup=True, qos=2, packet_id=two.packet_id)
+    client.send(publish(5, "from/it", b"once", qos=2, packet_id=9, dup=True))
+    client.await_packet("PUBREC", 9)
+    client.send(ack(5, "PUBREL", 9))
+    client.await_packet("PUBCOMP", 9)
+    client.ack("PUBCOMP", three.packet_id)
+    client.ack("PUBACK", one.packet_id)
+    client.ack("PUBREC", two.packet_id)
+    client.await_packet("PUBREL", two.packet_id)
+    client.ack("PUBCOMP", two.packet_id)
+    watcher.expect_silence()
+    client.disconnect()
+    client = lasting(hosts[1], "in-flight")
+    client.expect_silence()
+    for each in (client, publisher, watcher):
+        each.disconnect()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_moves_under_load(hosts: Hosts, qos: int) -> None:
+    """While messages are published on both hosts, a client moves from one to the other again and again: it gets each
+    once, those of a publisher in order.
+    """
+    topic, name = f"load{qos}", f"load-{qos}"
+    client = lasting(hosts[0], name)
+    client.subscribe((topic, qos))
+    ends = threading.Event()
+    sent = [0, 0]
+
+    def go_on(at: int) -> None:
+        publisher = hosts[at].client(f"{name}-publisher-{at}")
+        while not ends.is_set():
+            assert publisher.publish(topic, b"%d %d" % (at, sent[at]), qos=qos) == 0
+            sent[at] += 1
+        publisher.disconnect()
+
+    threads = [threading.Thread(target=go_on, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    got: list[list[int]] = [[], []]
+    released: set[int] = set()
+
+    def take(most: int) -> None:
+        for _ in range(most):
+            packet = client.read()
+            if packet.kind == "PUBLISH":
+                # a second time only as the same packet, to whose first sending there was no answer in time
+                if not packet.dup or packet.packet_id not in released:
+                    at, number = map(int, packet.payload.split())
+                    got[at].append(number)
+                if qos == 2:
+                    released.add(packet.packet_id)
+                client.ack("PUBREC" if qos == 2 else "PUBACK", packet.packet_id)
+            elif packet.kind == "PUBREL":
+                released.discard(packet.packet_id)
+                client.ack("PUBCOMP", packet.packet_id)
+
+    try:
+        for turn in range(1, 11):
+            take(40)
+            if turn % 2:
+                client.disconnect()  # what it has sent is read before its end, so each answer counts
+            else:
+                client.close()  # its last answers may be lost
+            client = lasting(hosts[turn % 2], name)
+            assert client.connack.session_present
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+
+    while missing := [sorted(set(range(sent[at])) - set(got[at])) for at in range(2)]:
+        if missing == [[], []]:
+            break
+        try:
+            take(1)
+        except TimeoutError:
+            raise AssertionError(f"missing of {sent}: {missing}") from None
+    for at in range(2):
+        first_times = list(dict.fromkeys(got[at]))
+        assert first_times == list(range(sent[at])), "in order"
+        if qos == 2:
+            assert got[at] == first_times, "each once"
+    client.disconnect()

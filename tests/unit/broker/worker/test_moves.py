@@ -1,0 +1,385 @@
+"""A session moves between two hosts, step by step: without sockets, hosts, or a coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from broker.worker import moves
+from broker.worker.moves import CANCEL, GIVE, GO_ON, NOTHING, PAGE, STATE, SessionMoves
+from leveldb_store.memory import MemoryStore
+from pyx.protocol.message import Message
+from tests.kept_host import lasting
+from tests.kept_store import KeptStore
+from tests.sansio import START_MS, Host, Peer
+from tests.wire import ack, publish
+
+FIRST, SECOND = 1, 2
+
+
+class Line:
+    """A link that never has too much."""
+
+    full = False
+    outbox_bytes = 0
+
+
+class Side:
+    """One of the two hosts. `number`: of the other one."""
+
+    def __init__(self, host: Host, number: int, other: int, sent: deque[tuple[int, bytes, int, str, bytes]]) -> None:
+        self.number = number
+        self.resolved: list[str] = []
+        self.is_linked = True
+        self._sent = sent
+        self._other = other
+        self.take(host)
+
+    def take(self, host: Host) -> None:
+        """Go on with this host, after a restart."""
+        self.host = host
+        node = host.node
+        self.moves = SessionMoves(
+            node.context,
+            node.sessions,
+            node.state_records,
+            node.recording,
+            node.endings,
+            node.capacity,
+            node.closing,
+            node.subscribing,
+            self,
+            self._send,
+            self.resolved.append,
+        )
+
+    def _send(self, host: int, kind: bytes, number: int, client_id: str, rest: bytes) -> bool:
+        assert host == self._other
+        if self.is_linked:
+            self._sent.append((host, kind, number, client_id, rest))
+        return self.is_linked
+
+    def number_of(self, _node: str) -> int | None:
+        raise AssertionError("not asked here")
+
+    def tell_host(self, _number: int, _kind: bytes, _payload: bytes) -> bool:
+        raise AssertionError("not used here")
+
+    def flush(self, then: Callable[[], None]) -> None:
+        then()
+
+    def link_of(self, _number: int) -> Any:
+        return Line() if self.is_linked else None
+
+
+class Pair:
+    """Two hosts, and what is on its way between them."""
+
+    def __init__(self, stores: Callable[[], Any], **settings: Any) -> None:
+        self.sent: deque[tuple[int, bytes, int, str, bytes]] = deque()
+        self.kinds: list[bytes] = []
+        self.old = Side(Host(stores=[stores()], **settings), FIRST, SECOND, self.sent)
+        # an odd difference of clocks: their messages have different numbers
+        self.new = Side(Host(stores=[stores()], start_ms=START_MS + 501, **settings), SECOND, FIRST, self.sent)
+        self.answers: list[bool] = []
+        self.errors: list[str] = []
+
+    def settle(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Deliver messages until there are none, or `until` is true."""
+        while True:
+            self.old.host.settle()
+            self.new.host.settle()
+            if not self.sent or until():
+                return
+            host, kind, number, client_id, rest = self.sent.popleft()
+            self.kinds.append(kind)
+            to = self.old if host == FIRST else self.new
+            try:
+                to.moves.heard(kind, 3 - host, number, client_id, rest)
+            except (ValueError, struct.error) as error:  # as the one door of the worker
+                self.errors.append(str(error))
+
+    def fetch(self, client_id: str) -> Peer:
+        """Begin to bring a session; return the connection that waits for it."""
+        waiting = self.new.host.open(5)
+        assert self.new.moves.fetch(client_id, FIRST, waiting.conn, self.answers.append)
+        return waiting
+
+    def move(self, client_id: str) -> None:
+        """Bring a session, and end it where it was."""
+        waiting = self.fetch(client_id)
+        self.settle()
+        assert self.answers == [True]
+        self.answers.clear()
+        self.new.host.lose(waiting)
+        former = self.old.host.node.sessions.get(client_id)
+        if former is not None:
+            self.old.moves.taken(client_id)
+            self.old.moves.end(former)
+        self.settle()
+
+
+@pytest.fixture(params=[MemoryStore, KeptStore], ids=["memory", "kept"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = Pair(request.param)
+    yield made
+    assert made.errors == [] or request.node.originalname == "test_a_message_is_lost"
+    for side in (made.old, made.new):
+        side.host.check_books()
+
+
+def publish_some(host: Host, topics: dict[str, int], count: int) -> None:
+    publisher = host.connect("publisher", 5)
+    for number in range(count):
+        for topic, qos in topics.items():
+            packet_id = publisher.publish(topic, b"%d" % number, qos)
+            if qos == 2:
+                publisher.ack("PUBREL", packet_id)
+            publisher.receive()
+    host.lose(publisher)
+
+
+def received(peer: Peer) -> list[tuple[str, bytes, int, bool, tuple[int, ...]]]:
+    return [
+        (each.topic, each.payload, each.qos, each.retain, tuple(each.properties.get("subscription_identifier", ())))
+        for each in peer.receive()
+        if each.kind == "PUBLISH"
+    ]
+
+
+def subscribed(host: Host) -> Peer:
+    peer = lasting(host, "c", 5)
+    peer.subscribe(("a/#", 2), ("b", 1))
+    peer.subscribe(("named/+", 1), identifier=9)
+    peer.subscribe(("$share/g/shared", 1))
+    return peer
+
+
+TOPICS = {"a/1": 2, "b": 1, "named/x": 1, "shared": 1, "a/0": 1}
+
+
+@pytest.mark.parametrize("page_bytes", [1, 300, moves._PAGE_BYTES])
+def test_everything_comes(pair: Pair, page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would have been sent on the former host is sent on the new one; there it is subscribed, here no longer."""
+    monkeypatch.setattr(moves, "_PAGE_BYTES", page_bytes)
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_some(pair.old.host, TOPICS, 7)
+    pair.move("c")
+    assert pair.old.host.node.sessions.get("c") is None
+    assert len(pair.old.host.node.sessions) == 0
+    back = lasting(pair.new.host, "c", 5)
+    assert back.session_present
+    expected = [
+        (topic, b"%d" % number, min(qos, 2 if topic[0] == "a" else 1), False, (9,) if topic == "named/x" else ())
+        for number in range(7)
+        for topic, qos in TOPICS.items()
+    ]
+    assert sorted(received(back)) == sorted(expected)
+    publish_some(pair.new.host, TOPICS, 1)
+    pair.new.host.pass_time(0.1)
+    assert len(received(back)) == len(TOPICS)
+    publish_some(pair.old.host, TOPICS, 1)
+    back.silent()
+
+
+def test_what_is_in_flight_comes_with_its_identifiers(pair: Pair) -> None:
+    peer = subscribed(pair.old.host)
+    publish_some(pair.old.host, {"b": 1, "a/x": 2}, 2)
+    pair.old.host.settle()
+    before = [(each.payload, each.topic, each.packet_id) for each in peer.packets]
+    released = next(each.packet_id for each in peer.packets if each.qos == 2)
+    peer.packets.clear()
+    peer.ack("PUBREC", released)
+    peer.next("PUBREL")
+    peer.send(publish(5, "from/c", b"x", qos=2, packet_id=5))
+    peer.next("PUBREC")
+    pair.old.host.lose(peer)
+    pair.move("c")
+    watcher = pair.new.host.connect("watcher", 5)
+    watcher.subscribe(("from/c", 2))
+    back = lasting(pair.new.host, "c", 5)
+    assert back.next("PUBREL").packet_id == released
+    pair.new.host.settle()
+    again = [(each.payload, each.topic, each.packet_id) for each in back.packets]
+    assert again == [each for each in before if each[2] != released]
+    assert all(each.dup for each in back.packets)
+    back.packets.clear()
+    back.send(publish(5, "from/c", b"x", qos=2, packet_id=5, dup=True), ack(5, "PUBREL", 5))
+    assert [each.kind for each in (back.next("PUBREC"), back.next("PUBCOMP"))] == ["PUBREC", "PUBCOMP"]
+    watcher.silent()
+    back.ack("PUBCOMP", released)
+    for _, topic, packet_id in again:
+        back.ack("PUBREC" if topic == "a/x" else "PUBACK", packet_id)
+        if topic == "a/x":
+            back.next("PUBREL")
+            back.ack("PUBCOMP", packet_id)
+    back.silent()
+    assert pair.new.host.waiting() == 0
+
+
+def publish_on(sides: Sequence[Side], payload: bytes) -> None:
+    """Publish one message, which hosts that are linked have with one number."""
+    number = max(side.host.node.router.state.next_number() for side in sides) + 1000
+    for side in sides:
+        side.host.node.router.publish_message(Message.create(b"b", payload, qos=1, number=number))
+        side.host.settle()
+
+
+def test_what_comes_twice_is_sent_once(pair: Pair) -> None:
+    """A message that both hosts have for the session: logged on the new one before the last page, or after it."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_on([pair.old], b"1")
+    pair.fetch("c")
+    pair.settle(lambda: pair.sent[0][1] == GO_ON)
+    publish_on([pair.old, pair.new], b"2")
+    publish_on([pair.new], b"4")
+    late = pair.old.host.node.router.state.next_number() + 5000
+    pair.old.host.node.router.publish_message(Message.create(b"b", b"3", qos=1, number=late))
+    pair.settle()
+    assert pair.answers == [True]
+    peer = lasting(pair.new.host, "c", 5)
+    assert [each[1] for each in received(peer)] == [b"1", b"2", b"3", b"4"]
+    pair.new.host.node.router.publish_message(Message.create(b"b", b"3", qos=1, number=late))
+    publish_on([pair.new], b"5")
+    pair.new.host.pass_time(0.1)
+    assert [each[1] for each in received(peer)] == [b"5"]
+    pair.new.host.pass_time(3)
+    publish_on([pair.new], b"6")
+    assert [each[1] for each in received(peer)] == [b"6"], "it is served at once again"
+    pair.old.moves.keep("c")
+
+
+def test_shares_of_a_group_are_not_handed_on_as_well(pair: Pair) -> None:
+    """Those that come along go to nobody else; another member gets what it was chosen for."""
+    both = [lasting(pair.old.host, name, 5) for name in ("c", "d")]
+    for peer in both:
+        peer.subscribe(("$share/g/shared", 1))
+    publish_some(pair.old.host, {"shared": 1}, 20)
+    for peer in both:
+        pair.old.host.lose(peer)
+    pair.move("c")
+    got = [received(lasting(host, name, 5)) for host, name in ((pair.new.host, "c"), (pair.old.host, "d"))]
+    assert sorted(each[1] for one in got for each in one) == sorted(b"%d" % number for number in range(20))
+    assert all(got)
+
+
+def test_a_restart_of_the_new_host_after_the_move() -> None:
+    pair = Pair(KeptStore)
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_some(pair.old.host, TOPICS, 3)
+    pair.move("c")
+    pair.new.take(pair.new.host.crash())
+    back = lasting(pair.new.host, "c", 5)
+    assert back.session_present
+    assert len(received(back)) == 3 * len(TOPICS)
+    publish_some(pair.new.host, TOPICS, 1)
+    assert len(received(back)) == len(TOPICS)
+
+
+def test_a_restart_of_the_new_host_during_the_move() -> None:
+    """What it has of the session does not count: the former owner has all of it, and gives it again."""
+    for stop_at in range(1, 8):
+        pair = Pair(KeptStore)
+        pair.old.host.lose(subscribed(pair.old.host))
+        publish_some(pair.old.host, TOPICS, 3)
+        pair.fetch("c")
+        steps = iter(range(stop_at))
+        pair.settle(lambda steps=steps: next(steps, None) is None)  # type: ignore[misc]
+        pair.sent.clear()
+        pair.new.take(pair.new.host.crash())
+        pair.answers.clear()
+        pair.move("c")
+        back = lasting(pair.new.host, "c", 5)
+        assert back.session_present
+        assert len(received(back)) == 3 * len(TOPICS)
+
+
+@pytest.mark.parametrize("kind", [GIVE, STATE, GO_ON, PAGE])
+def test_a_message_is_lost(pair: Pair, kind: bytes) -> None:
+    """After a silence the session stays where it is, and nothing of it is left on the other host."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_some(pair.old.host, TOPICS, 3)
+    pair.fetch("c")
+    pair.settle(lambda: pair.sent[0][1] == kind)
+    pair.sent.popleft()
+    pair.settle()
+    pair.new.host.pass_time(6)
+    pair.new.moves.tick(pair.new.host.now)
+    pair.settle()
+    assert pair.answers == [False]
+    assert CANCEL in pair.kinds
+    assert len(pair.new.host.node.sessions) == 0
+    back = lasting(pair.old.host, "c", 5)
+    assert back.session_present
+    assert len(received(back)) == 3 * len(TOPICS)
+
+
+def test_nothing_is_heard_of_the_move(pair: Pair) -> None:
+    """The former owner asks who owns the client id, again and again; meanwhile it keeps the session."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    pair.fetch("c")
+    pair.settle()
+    assert pair.old.moves.is_leaving("c")
+    for turn in range(1, 3):
+        pair.old.host.pass_time(11)
+        pair.old.moves.tick(pair.old.host.now)
+        assert pair.old.resolved == ["c"] * turn
+    pair.old.moves.keep("c")
+    assert not pair.old.moves.is_leaving("c")
+    assert lasting(pair.old.host, "c", 5).session_present
+
+
+def test_the_owner_has_no_session(pair: Pair) -> None:
+    """Nor does the new host keep one of a time when it was the owner. A session that ends with its connection ends."""
+    pair.new.host.lose(subscribed(pair.new.host))
+    brief = pair.old.host.connect("c", 5)
+    pair.move("c")
+    assert brief.closed
+    assert pair.kinds == [GIVE, NOTHING]
+    assert not lasting(pair.new.host, "c", 5).session_present
+
+
+def test_a_session_of_before_is_replaced(pair: Pair) -> None:
+    pair.new.host.lose(subscribed(pair.new.host))
+    publish_some(pair.new.host, {"b": 1}, 4)
+    peer = lasting(pair.old.host, "c", 5)
+    peer.subscribe(("other", 1))
+    pair.old.host.lose(peer)
+    publish_some(pair.old.host, {"other": 1}, 2)
+    pair.move("c")
+    back = lasting(pair.new.host, "c", 5)
+    assert [each[:2] for each in received(back)] == [("other", b"0"), ("other", b"1")]
+    publish_some(pair.new.host, {"b": 1}, 1)
+    back.silent()
+
+
+def test_damaged_parts() -> None:
+    """A page or state that is cut off or altered fails the move, or is taken; nothing else happens."""
+    chance = random.Random(19)
+    for _ in range(300):
+        pair = Pair(MemoryStore)
+        pair.old.host.lose(subscribed(pair.old.host))
+        publish_some(pair.old.host, TOPICS, 2)
+        pair.fetch("c")
+        while pair.sent:
+            pair.settle(lambda sent=pair.sent: sent[0][1] in (STATE, PAGE))  # type: ignore[misc]
+            if not pair.sent:
+                break
+            _, kind, number, client_id, rest = pair.sent.popleft()
+            damaged = bytearray(rest[: chance.randrange(len(rest) + 1)] if chance.random() < 0.5 else rest)
+            for _ in range(chance.randrange(3)):
+                if damaged:
+                    damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            with contextlib.suppress(ValueError, struct.error):  # as the one door of the worker
+                pair.new.moves.heard(kind, FIRST, number, client_id, bytes(damaged))
+        pair.settle()
+        other = pair.new.host.connect("other", 5)
+        other.subscribe(("mine", 1))
+        other.publish("mine", b"served", 1)
+        assert [each.payload for each in other.receive()] == [b"served"]
