@@ -74,12 +74,9 @@ class Endings:
 
     def expire_in(self, session: Session, seconds: float) -> None:
         """End an offline session after this time (NEVER: not at all)."""
-        details: Details = session.details
-        if details.expiry_handle is not None:
-            details.expiry_handle.cancel()
-            details.expiry_handle = None
+        self.hold(session)
         if seconds != NEVER:
-            details.expiry_handle = self._context.call_later(seconds, lambda: self._expire(session), session)
+            session.details.expiry_handle = self._context.call_later(seconds, lambda: self._expire(session), session)
 
     def _expire(self, session: Session) -> None:
         session.details.expiry_handle = None
@@ -94,9 +91,7 @@ class Endings:
     def end(self, session: Session) -> None:
         """End an offline session: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
         details: Details = session.details
-        if details.expiry_handle is not None:
-            details.expiry_handle.cancel()
-            details.expiry_handle = None
+        self.hold(session)
         steps = Steps()
         steps.do(self._sessions.remove, session)
         steps.do(self.delete_state, session, self._router.ending.end_session)
@@ -104,6 +99,25 @@ class Endings:
             details.will_handle.cancel()
             steps.do(self._wills.due, session)
         steps.finish()
+
+    def end_moved(self, session: Session) -> None:
+        """End a session without a connection that another host has: its will is that one's, too."""
+        details: Details = session.details
+        details.will = None
+        if details.will_handle is not None:
+            details.will_handle.cancel()
+            details.will_handle = None
+        self._state_records.will_gone(session)
+        details.epoch = 0  # nothing is released
+        self._recording.session_ended(session, "moved to another host")
+        self.end(session)
+
+    def hold(self, session: Session) -> None:
+        """Let an offline session not expire for now: `expire_in` does."""
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
 
     def delete_state(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget its state; `let_go` is the router's part."""

@@ -59,6 +59,8 @@ class Details:
 
     __slots__ = (
         "awaiting",
+        "began",
+        "began_clean",
         "created",
         "epoch",
         "expiry_handle",
@@ -96,6 +98,10 @@ class Details:
         """Unix time in ms, where the store has it."""
         self.epoch = 0
         """Of this host's ownership of the client id; 0: it is not in a cluster, or not known to own it."""
+        self.began = 0
+        """Unix time in ms of its first CONNECT, 0: not known."""
+        self.began_clean = False
+        """Whether that had Clean Start; not known after a restart."""
         self.awaiting: Connection | None = None
         """The connection that is answered when the store has the session (`Attachments`)."""
         self.username: str | None = None

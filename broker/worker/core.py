@@ -51,6 +51,7 @@ from pyx.core.peer import Peer
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from broker.clients.authenticating import ConnectionOpener
     from broker.config.settings import Settings
     from broker.logs import Log
     from leveldb_store.contract import Store
@@ -167,6 +168,10 @@ class Node:
             self.sibling_messages.set_memory_full,
         )
         self.forward, self.hold = self.peering.forward, self.peering.hold
+
+    def open_through(self, opener: ConnectionOpener) -> None:
+        """Let somebody decide about clients that are authenticated, who passes them to `connecting`."""
+        self.authenticating.opener = opener
 
     def reload(self, settings: Settings) -> None:
         """Apply settings that may change while the worker runs (for everything that happens from now on)."""

@@ -15,7 +15,7 @@ import secrets
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
@@ -92,6 +92,10 @@ class OtherHosts:
         self._told_at = 0.0
         self._retained = RetainedExchange(context)
         self.rails: Rails | None = None
+        self._nodes: dict[str, int] = {}
+        """Numbers of hosts that are or were there, by their names."""
+        self._sending: dict[int, Link] = {}
+        """By the number of a host: the link over which it is told something."""
         keys: KeyPair = channel.identity.keys
         self._curve = Curve(keys, {}, _FRAME_BYTES_MAX)
         self._hosts: dict[str, Any] | None = None  # what could not be done yet
@@ -115,7 +119,7 @@ class OtherHosts:
             context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, channel.owner_socket, self,
         )  # fmt: skip
-        node.authenticating.opener = self._owning
+        node.open_through(self._owning)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
         self._flushing = Flushing(context, node.peering, self._wanted, self._lacks)
         for kind in (FLUSH, FLUSHED):
@@ -152,12 +156,25 @@ class OtherHosts:
                 self._context.log.error("rails_unavailable", reason=str(error))
                 return False
         failed = self.rails.set_hosts({each.number: each for each in hosts}, now)
+        self._nodes |= {each.node: each.number for each in hosts}
+        self._find_links(hosts)
         for number, reason in failed.items():
             if self._failed.get(number) != str(reason):
                 self._context.log.error("host_not_linked", host=self.rails.hosts[number].node, reason=str(reason))
         self._failed = {number: str(reason) for number, reason in failed.items()}
         self._began_at = self._began_at or now
         return not failed
+
+    def _find_links(self, hosts: Iterable[Host]) -> None:
+        """Note over which link each host is told something. That of a host that has gone stays as long as it does."""
+        assert self.rails is not None
+        for host in hosts:
+            link = self.rails.links.get(peer_of(host.number, self._context.index % host.workers))
+            if link is not None:
+                self._sending[host.number] = link
+        links = set(self.rails.links.values())
+        for number in [number for number, link in self._sending.items() if link not in links]:
+            del self._sending[number]
 
     def _listening(self, own: Peer) -> Rails:
         """Listen for other hosts. `own`: this worker's number in the cluster. Raises zmq.ZMQError if it cannot."""
@@ -210,6 +227,7 @@ class OtherHosts:
             self._router.peers.links_due = True
         if self.rails is not None:
             self.rails.drop_the_gone()
+            self._find_links(())
         if not self.has_begun and self._may_begin(now):
             self._begin()
         self._flushing.tick(self._router.state.now_ms / 1000)
@@ -231,6 +249,7 @@ class OtherHosts:
 
     def _begin(self) -> None:
         self.has_begun = True
+        self._owning.claim_all()
         for link in self.rails.links.values() if self.rails is not None else ():
             if not link.ready:
                 self._context.log.warning("host_away", **self._named(link.peer))
@@ -259,7 +278,7 @@ class OtherHosts:
                 else:
                     yield Change(entry[0], entry[1], entry[2], False, entry[3])
 
-    # ------------------------------------------------------------ to a host (`broker.worker.owning.OtherOwners`)
+    # ------------------------------------------------------------ to a host (`broker.worker.other_owners`)
 
     @property
     def number(self) -> int:
@@ -268,16 +287,15 @@ class OtherHosts:
 
     def number_of(self, node: str) -> int | None:
         """Implements OtherOwners."""
-        hosts = () if self.rails is None else self.rails.hosts.values()
-        return next((each.number for each in hosts if each.node == node), None)
+        return self._nodes.get(node)
 
-    def tell_host(self, number: int, kind: bytes, payload: bytes) -> bool:
+    def tell_host(self, number: int, kind: bytes, payload: bytes, *, keeps: bool) -> bool:
         """Implements OtherOwners."""
-        link = self.link_of(number)
-        if link is None:
+        link = self._sending.get(number)
+        if link is None or not (keeps or link.ready):
             return False
         self._router.peers.tell(link.peer, kind, payload)
-        return True
+        return link.ready
 
     def flush(self, then: Callable[[], None]) -> None:
         """Implements OtherOwners."""
@@ -285,10 +303,7 @@ class OtherHosts:
 
     def link_of(self, number: int) -> Link | None:
         """Implements OtherOwners."""
-        host = None if self.rails is None else self.rails.hosts.get(number)
-        if self.rails is None or host is None:
-            return None
-        link = self.rails.links.get(peer_of(number, self._context.index % host.workers))
+        link = self._sending.get(number)
         return link if link is not None and link.ready else None
 
     # ------------------------------------------------------------ places (`zmq_mesh.rails.RailPlaces`)
@@ -384,6 +399,9 @@ class OtherHosts:
         self._peering.changed()
 
     def _leave(self, place: Peer) -> None:
+        host = host_of(self._peering.numbers[place])
+        if self.link_of(host) is None:
+            self._owning.host_away(host)
         self._live.discard(place)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
 

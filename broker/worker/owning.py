@@ -19,27 +19,20 @@ _SPARE_SECONDS, so that a client that comes back at once costs nothing.
 
 from __future__ import annotations
 
-import itertools
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from broker.cluster.owner_messages import (
-    PACKET_BYTES_MAX,
-    OwnerAnswer,
-    OwnerRequest,
-    RequestKind,
-    decode_answers,
-    encode_requests,
-)
-from broker.worker.moves import CANCEL, GIVE, GO_ON, NOTHING, PAGE, STATE, SessionMoves
+from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
+from broker.worker.moves import SessionMoves
+from broker.worker.owner_questions import OwnerQuestions
+from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE
 from pyx.core import counters as count
 from pyx.core.peer import sibling
-from pyx.core.work import STEP, callback, spend
 from shards.placement import home
 
 if TYPE_CHECKING:
@@ -53,17 +46,15 @@ if TYPE_CHECKING:
     from broker.context.sessions import Sessions
     from broker.persistence.recording import Recording
     from broker.persistence.state_records import StateRecords
+    from broker.worker.other_owners import OtherOwners
     from pyx.delivery.session import Session
-    from pyx.mesh.link import Link
 
-__all__ = ["KINDS", "OtherOwners", "Owning"]
+__all__ = ["KINDS", "Fate", "Owning"]
 
 TAKEN: Final = b"T"
 GIVEN: Final = b"g"
-KINDS: Final = (TAKEN, GIVEN, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL)
+KINDS: Final = (TAKEN, GIVEN, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL, LATE, DONE)
 _HEAD: Final = struct.Struct("<IQH")
-_ANSWER_SECONDS: Final = 3.0
-"""Time that a request to the control process has: more than a call of etcd."""
 _GIVE_SECONDS: Final = 2.0
 """Time that another host has to close its connection."""
 _SPARE_SECONDS: Final = 10.0
@@ -71,7 +62,6 @@ _RETRY_SECONDS: Final = 5.0
 _TRIES_MAX: Final = 8
 """Times that an ownership is taken from another host that has taken it meanwhile, for one CONNECT."""
 _PAGE: Final = 200
-_PACKETS: Final = 8
 _DECIDING: Final = 1
 _CLOSING: Final = 3
 
@@ -84,26 +74,6 @@ class Fate(IntEnum):
     """Its client starts anew: it ends."""
     MOVED = 2
     """The new owner has it."""
-
-
-class OtherOwners(Protocol):
-    """The way to other hosts (`broker.worker.other_hosts`)."""
-
-    @property
-    def number(self) -> int:
-        """The number of this host."""
-
-    def number_of(self, node: str) -> int | None:
-        """Return the number of a host that is there; None: it is not."""
-
-    def flush(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything that was published for this host until now has arrived at this worker."""
-
-    def link_of(self, number: int) -> Link | None:
-        """Return the link over which that host is told something; None: it is not linked."""
-
-    def tell_host(self, number: int, kind: bytes, payload: bytes) -> bool:
-        """Send a message to a worker of that host. Return False if it is not linked."""
 
 
 class _Wait:
@@ -159,12 +129,10 @@ class Owning:
         self._closing = closing
         self._connecting = connecting
         self._recording = recording
-        self._control = control
         self._others = others
-        self._numbers = itertools.count(1)
+        self._questions = OwnerQuestions[_Wait](context, control, self._answered, self._stands)
+        self.receive = self._questions.receive
         self._lease = 0
-        self._asked: dict[int, _Wait] = {}
-        """By number, the earliest first: requests that the control process has not answered."""
         self._giving: dict[tuple[str, int], _Wait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
         self._spare: dict[str, tuple[int, float]] = {}
@@ -175,7 +143,7 @@ class Owning:
         """When this host surely was a member."""
         self._retry_at = 0.0
         self._moves = SessionMoves(
-            context, sessions, state_records, recording, endings, capacity, closing, subscribing, others, self._tell,
+            context, sessions, state_records, endings, capacity, closing, subscribing, others, self._tell,
             self._resolve,
         )  # fmt: skip
         sessions.when_removed = self._removed
@@ -183,9 +151,12 @@ class Owning:
     @property
     def waiting(self) -> int:
         """Return the number of those who wait for an owner."""
-        return len(self._asked) + len(self._giving)
+        return len(self._questions) + len(self._giving)
 
     # ------------------------------------------------------------ CONNECT
+
+    def _now(self) -> float:
+        return self._router.state.now_ms / 1000
 
     def open(self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]) -> None:
         """Implements `ConnectionOpener`: opens the connection once this host owns its client id."""
@@ -215,7 +186,7 @@ class Owning:
 
         fate = Fate.CLEAN_START if attempt.packet.clean_start else Fate.STAYS
         wait = _Wait(client_id, decided, attempt, fate=fate)
-        self._ask(wait)
+        self._questions.ask(wait)
 
     def _is_doubtful(self, attempt: ConnectAttempt) -> bool:
         """Whether a session that lasts may be another host's by now."""
@@ -250,51 +221,7 @@ class Owning:
             self._unproven.append(attempt.client_id)
             self._context.counters.add(count.OWNERS_UNPROVEN)
 
-    # ------------------------------------------------------------ requests to the control process
-
-    def _ask(self, *waits: _Wait) -> None:
-        requests, due = [], self._now() + _ANSWER_SECONDS
-        for wait in waits:
-            number = next(self._numbers)
-            wait.due = due
-            self._asked[number] = wait
-            requests.append(OwnerRequest(number, wait.kind, wait.epoch, wait.client_id))
-        self._send(requests)
-
-    def _send(self, requests: list[OwnerRequest]) -> None:
-        for packet in encode_requests(requests):
-            try:
-                self._control.send(packet)
-            except OSError:  # the control process is down, or behind: they are given up when they are due
-                return
-
-    def _now(self) -> float:
-        return self._router.state.now_ms / 1000
-
-    @callback("watched")
-    def receive(self) -> None:
-        """Take answers of the control process."""
-        for _ in range(_PACKETS):
-            try:
-                packet = self._control.recv(PACKET_BYTES_MAX)
-            except BlockingIOError:
-                return
-            if not packet:  # the supervisor has gone, and this process goes with it
-                return
-            try:
-                standing, answers = decode_answers(packet)
-            except (ValueError, struct.error) as error:
-                self._context.defect(None, error)
-                continue
-            if standing.lease:
-                self._take_lease(standing.lease)
-            if standing.is_proven:
-                self._proven_at = self._now()
-            spend(len(answers) * STEP)
-            for answer in answers:
-                wait = self._asked.pop(answer.number, None)
-                if wait is not None:
-                    self._context.guard_client(wait.client_id, self._answered, wait, answer)
+    # ------------------------------------------------------------ answers of the control process
 
     def _answered(self, wait: _Wait, answer: OwnerAnswer) -> None:
         self._is_reachable = answer.is_known
@@ -306,16 +233,16 @@ class Owning:
                 self._tell_former(wait, answer.epoch)
             else:
                 wait.then(answer.epoch)
+        elif not answer.node:  # its owner has left meanwhile
+            wait.kind, wait.epoch = RequestKind.CLAIM, 0
+            self._questions.ask(wait)
         else:
             if wait.fate is Fate.MOVED:  # in vain
                 self._moves.cancel(wait.client_id, self._others.number_of(wait.former))
                 wait.fate = Fate.STAYS
             wait.tries += 1
             wait.former, wait.epoch = answer.node, answer.epoch
-            if not answer.node:
-                wait.kind = RequestKind.CLAIM
-                self._ask(wait)
-            elif wait.attempt is None or wait.tries > _TRIES_MAX:
+            if wait.attempt is None or wait.tries > _TRIES_MAX:
                 wait.then(None)
             else:
                 self._take(wait)
@@ -326,7 +253,7 @@ class Owning:
         assert attempt is not None
         host = self._others.number_of(wait.former)
         if host is None or wait.fate is Fate.CLEAN_START:
-            self._ask(wait)
+            self._questions.ask(wait)
             return
         conn = attempt.conn
         if conn.fd < 0 or conn.state >= _CLOSING:
@@ -340,22 +267,32 @@ class Owning:
                 wait.then(None)
                 return
             wait.fate = Fate.MOVED
-            self._ask(wait)
+            self._questions.ask(wait)
 
-        if not self._moves.fetch(wait.client_id, host, conn, came):
-            self._ask(wait)
+        def fetch(is_empty: bool) -> None:
+            if is_empty:
+                self._moves.fetch(wait.client_id, host, wait.epoch, conn, came, partial(self._questions.ask, wait))
+            else:
+                wait.then(None)
 
-    def _take_lease(self, lease: int) -> None:
+        if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
+            self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
+        else:
+            fetch(True)
+
+    def _stands(self, standing: Standing) -> None:
         """Claim everything anew if what this host owned has ended with its former lease."""
-        former, self._lease = self._lease, lease
-        if former and lease != former:
+        if standing.is_proven:
+            self._proven_at = self._now()
+        former, self._lease = self._lease, standing.lease or self._lease
+        if former and self._lease != former:
             self._spare.clear()
             self._context.in_pieces(self._claim_anew())
 
     def _claim_anew(self) -> Iterator[None]:
         for at, client_id in enumerate(self._sessions.clients(), 1):
             session = self._sessions.get(client_id)
-            if session is not None and session.details.epoch:
+            if session is not None:
                 session.details.epoch = 0
                 self._unproven.append(client_id)
             if at % _PAGE == 0:
@@ -363,16 +300,13 @@ class Owning:
 
     def tick(self, now: float) -> None:
         """Give up what is due, release what nobody needs, and ask again for what is unproven."""
-        while self._asked and next(iter(self._asked.values())).due <= now:
-            wait = self._asked.pop(next(iter(self._asked)))
-            self._is_reachable = False
-            self._context.guard_client(wait.client_id, wait.then, 0)
+        self._questions.tick(now)
         while self._giving and next(iter(self._giving.values())).due <= now:
             wait = self._giving.pop(next(iter(self._giving)))
             self._context.guard_client(wait.client_id, wait.then, wait.epoch)
         self._moves.tick(now)
         self._release(now)
-        if self._unproven and not self._asked and (self._is_reachable or now >= self._retry_at):
+        if self._unproven and not len(self._questions) and (self._is_reachable or now >= self._retry_at):
             self._retry_at = now + _RETRY_SECONDS
             self._prove()
 
@@ -382,20 +316,44 @@ class Owning:
             client_id = self._unproven.popleft()
             session = self._sessions.get(client_id)
             if session is not None and not session.details.epoch:
-                waits.append(_Wait(client_id, partial(self._proven, client_id)))
-        self._ask(*waits)
+                wait = _Wait(client_id, _nothing)
+                wait.then = partial(self._proven, wait)
+                waits.append(wait)
+        self._questions.ask(*waits)
 
-    def _proven(self, client_id: str, epoch: int | None) -> None:
+    def _proven(self, wait: _Wait, epoch: int | None) -> None:
+        client_id = wait.client_id
         session = self._sessions.get(client_id)
         if epoch is None:
-            if session is not None:
-                self._closing.taken_over_elsewhere(session)
+            self._hand_over(client_id, wait.former)
         elif not epoch:
             self._unproven.append(client_id)
         elif session is None:
             self._keep(client_id, epoch)
         else:
             session.details.epoch = epoch
+
+    def host_away(self, host: int) -> None:
+        """Note that a host does not answer."""
+        self._moves.host_away(host)
+
+    def _hand_over(self, client_id: str, node: str) -> None:
+        """Close the connection of a client that another host owns, and hand over what its session has."""
+        host, session = self._others.number_of(node), self._sessions.get(client_id)
+        if session is not None:
+            self._closing.taken_over_elsewhere(session)
+        if host is None or self._others.link_of(host) is None:
+            self._handed_over(client_id, False)
+        else:
+            self._moves.hand_over(client_id, host, partial(self._handed_over, client_id))
+
+    def _handed_over(self, client_id: str, is_done: bool) -> None:
+        if not is_done:  # later
+            self._context.call_later(_RETRY_SECONDS, partial(self._unproven.append, client_id))
+
+    def claim_all(self) -> None:
+        """Claim the client ids of all sessions, those of a former run among them."""
+        self._context.in_pieces(self._claim_anew())
 
     # ------------------------------------------------------------ owned without a session
 
@@ -408,7 +366,7 @@ class Owning:
         self._spare[client_id] = epoch, self._now()
 
     def _release(self, now: float) -> None:
-        requests: list[OwnerRequest] = []
+        owned: list[tuple[str, int]] = []
         for _ in range(_PAGE):
             client_id = next(iter(self._spare), None)
             if client_id is None or self._spare[client_id][1] + _SPARE_SECONDS > now:
@@ -420,25 +378,28 @@ class Owning:
             elif self._endings.is_awaited(client_id) or self._capacity.waiting_for(client_id):
                 self._keep(client_id, epoch)
             else:
-                requests.append(OwnerRequest(0, RequestKind.RELEASE, epoch, client_id))
-        if requests:
-            spend(len(requests) * STEP)
-            self._send(requests)
+                owned.append((client_id, epoch))
+        if owned:
+            self._questions.release(owned)
 
     # ------------------------------------------------------------ other hosts
 
     def _tell_former(self, wait: _Wait, epoch: int) -> None:
         host = self._others.number_of(wait.former)
         wait.epoch = epoch
-        if host is None or not self._tell(host, TAKEN, epoch, wait.client_id, bytes([wait.fate])):
-            wait.then(epoch)  # it has gone, or hears it from the coordinator when it is back
+        # a host that does not answer hears it when it is back
+        if host is None or not self._tell(host, TAKEN, epoch, wait.client_id, bytes([wait.fate]), keeps=True):
+            wait.then(epoch)
             return
         wait.due = self._now() + _GIVE_SECONDS
         self._giving[wait.client_id, epoch] = wait
 
-    def _tell(self, host: int, kind: bytes, number: int, client_id: str, rest: bytes = b"") -> bool:
+    def _tell(
+        self, host: int, kind: bytes, number: int, client_id: str, rest: bytes = b"", keeps: bool = False
+    ) -> bool:
         name = client_id.encode()
-        return self._others.tell_host(host, kind, _HEAD.pack(self._others.number, number, len(name)) + name + rest)
+        payload = _HEAD.pack(self._others.number, number, len(name)) + name + rest
+        return self._others.tell_host(host, kind, payload, keeps=keeps)
 
     def heard(self, kind: bytes, payload: bytes) -> None:
         """Take a message of another host, which may be for a sibling. Raises ValueError, struct.error."""
@@ -469,10 +430,12 @@ class Owning:
         self._moves.taken(client_id)
         self._closing.taken_over_elsewhere(session)
         session = self._sessions.get(client_id)
-        if session is None or fate is Fate.STAYS:
+        if session is None:
             return
-        if fate is Fate.MOVED:
-            self._moves.end(session)
+        if fate is Fate.STAYS:
+            self._unproven.append(client_id)  # what it has is handed over
+        elif fate is Fate.MOVED:
+            self._endings.end_moved(session)
         else:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
@@ -482,13 +445,17 @@ class Owning:
 
         def known(epoch: int | None) -> None:
             session = self._sessions.get(client_id)
+            if epoch == 0:
+                return  # it is asked again
+            self._moves.keep(client_id)
             if epoch is None:
-                self._moves.taken(client_id)
-                if session is not None:
-                    self._moves.end(session)
-            elif epoch:
-                self._moves.keep(client_id)
-                if session is not None:
-                    session.details.epoch = epoch
+                self._hand_over(client_id, wait.former)  # if it has moved, nothing of it is taken
+            elif session is not None:
+                session.details.epoch = epoch
 
-        self._ask(_Wait(client_id, known))
+        wait = _Wait(client_id, known)
+        self._questions.ask(wait)
+
+
+def _nothing(_epoch: int | None) -> None:
+    pass

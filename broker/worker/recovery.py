@@ -277,7 +277,7 @@ class Recovery:
         details.expiry_interval = details.stored_expiry = stored.expiry_interval
         self._state_records.sessions += 1
         details.username = stored.username
-        details.created = stored.created
+        details.created = details.began = stored.created
         if not stored.disconnected:
             self._state_records.disconnected(session)
         if left > 0:

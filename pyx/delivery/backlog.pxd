@@ -36,7 +36,6 @@ cdef class Backlog(Sender):
     cdef int serve(self, Session s) except -1
     cdef bint is_before_the_log(self, const Queued* q, uint64_t position, Message m) noexcept
     cdef uint64_t topic_key(self, const Content* c) noexcept
-    cdef uint64_t fingerprint(self, const Content* c) noexcept
     cdef int drop_overtaken(self, Session s) except -1
     cdef int drop_deferred(self, Session s) except -1
     cdef bint is_overtaken_in(self, Session s, Inflight* slot) except -1

@@ -20,6 +20,7 @@ from pyx.core.work cimport COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT,
 from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection, OPEN
+from pyx.delivery.fingerprint cimport fingerprint
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport (
@@ -144,9 +145,7 @@ cdef class Backlog(Sender):
                     if s.queue_count:
                         s.cursor = s.queue[s.queue_head].behind
                         continue
-                    if s.brought is None:
-                        self.caught_up(s)
-                    return 0
+                    return 0 if s.brought is not None else self.caught_up(s)
                 s.batch = b
                 s.batch_at = 0
             work(VISIT)
@@ -203,16 +202,6 @@ cdef class Backlog(Sender):
 
     cdef uint64_t topic_key(self, const Content* c) noexcept:
         return hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
-
-    cdef uint64_t fingerprint(self, const Content* c) noexcept:
-        # tells whether two messages are one: two hosts may give the same number
-        cdef uint64_t[4] words
-        words[0] = c.number
-        words[1] = c.topic_len
-        words[2] = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
-        words[3] = hash_bytes(&self.subscriptions.key, c.payload, c.payload_len)
-        work(c.payload_len // 1024 * KIBI)
-        return hash_bytes(&self.subscriptions.key, <const uint8_t*>words, sizeof(words))
 
     cdef int drop_overtaken(self, Session s) except -1:
         self.counters.at[count.DROPPED_OVERTAKEN] += 1
@@ -280,11 +269,8 @@ cdef class Backlog(Sender):
         # when the message is sent; unless that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
-        cdef int ids_len
-        if s.brought is not None and self.fingerprint(c) in s.brought:
-            return 0
-        ids_len = self.options_of(s, m, s.cursor, &options)
-        if ids_len < 0:
+        cdef int ids_len = self.options_of(s, m, s.cursor, &options)
+        if ids_len < 0 or s.brought is not None and fingerprint(&self.subscriptions.key, c) in s.brought:
             return 0
         qos = options & 3
         if qos > c.qos:

@@ -13,8 +13,9 @@ Packing changes nothing: the session has everything until the other host owns it
 alone, before what this worker has logged for it since it has its subscriptions here. Both may have the same message:
 it is known by its fingerprint (`Session.brought`), and not sent from the log.
 
-A host that is not the owner any more may still have messages for a client: they are *handed over*, to be sent after what
-the session of the owner has. Those that were published when that was there already are not taken: it has them itself.
+A host that is not the owner any more may still have messages for a client: they are *handed over*, to be sent after
+what the session of the owner has. Those that were published when that was there already are not taken: it has them
+itself.
 """
 cimport cython
 from cpython.ref cimport PyObject
@@ -25,6 +26,7 @@ from pyx.core cimport counters as count
 from pyx.core.little_endian cimport get16, get32, put16, put32
 from pyx.core.work cimport COPY, KIBI, OBJECT, PLACE, VISIT, work
 from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.fingerprint cimport fingerprint
 from pyx.delivery.restoring import unpack_queued
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport (
@@ -145,7 +147,7 @@ cdef class Departure:
                 s.cursor = self.cursor = b.positions[i]
                 if s.holes is not None and lies_within(s.holes, self.cursor):
                     continue
-                if self.brought is not None and backlog.fingerprint(&m.content) in self.brought:
+                if self.brought is not None and fingerprint(&backlog.subscriptions.key, &m.content) in self.brought:
                     continue
                 options = 0
                 length = backlog.options_of(s, m, self.cursor, &options)
@@ -233,7 +235,7 @@ cdef class Moving:
                 m = self.take_in(s, p[at], <uint16_t>get16(p + at + 1), p[at + 3],
                                  page[at + HEAD_BYTES:at + HEAD_BYTES + length] if length else None, ahead)
                 if m is not None and m.content.number >= since:
-                    seen.add(self.backlog.fingerprint(&m.content))
+                    seen.add(fingerprint(&self.backlog.subscriptions.key, &m.content))
             at += HEAD_BYTES + length
         if self.state.keeps and is_stored(s):
             self.windows.mark_dirty(s)
@@ -251,7 +253,7 @@ cdef class Moving:
             if length:
                 work(COPY)
                 flags, _, identifiers, m = unpack_queued(page[at + HEAD_BYTES:at + HEAD_BYTES + length])
-                mark = self.backlog.fingerprint(&m.content)
+                mark = fingerprint(&self.backlog.subscriptions.key, &m.content)
                 if m.content.number < before and mark not in seen:
                     seen.add(mark)
                     if m.content.expires:

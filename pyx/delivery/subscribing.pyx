@@ -74,8 +74,8 @@ cdef class Subscribing:
         return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
 
     def terms(self, Session s not None, bytes text not None, bytes group=None):
-        """Return (options, Subscription Identifier) of its subscription to this Topic Filter, or its share of it in this
-        group, or None."""
+        """Return (options, Subscription Identifier) of its subscription to this Topic Filter, or its share of it in
+        this group, or None."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = self.ending.group_of(f, group) if group is not None and f != NULL else NULL
         cdef int held = -1

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.hosts import ClusteredHost, Hosts, hosts_of
-from tests.waiting import wait_until
-from tests.wire import NO_LOCAL, Client, ack, publish
+from tests.waiting import let_pass, wait_until
+from tests.wire import NO_LOCAL, Client, ack, connect, publish
 
 SECONDS = 20.0
 
@@ -191,3 +191,70 @@ def test_moves_under_load(hosts: Hosts, qos: int) -> None:
         if qos == 2:
             assert got[at] == first_times, "each once"
     client.disconnect()
+
+
+def test_the_owner_was_dead() -> None:
+    """The client is served elsewhere at once, by a new session. What its former host had for it, and what others kept
+    for that host, comes when that is back, once, in order.
+    """
+    with hosts_of((2, 2), "leveldb") as hosts:
+        client = lasting(hosts[0], "survivor")
+        client.subscribe(("jobs/#", 1))
+        client.disconnect()
+        publisher = hosts[1].client("survivor-publisher")
+        for number in range(5):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+        hosts[0].kill()
+        for number in range(5, 8):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+        client = lasting(hosts[1], "survivor")
+        assert not client.connack.session_present
+        client.subscribe(("jobs/#", 1))
+        let_pass(2)  # longer than a new session has for its SUBSCRIBE
+        for number in range(8, 10):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+            client.receive("jobs/a", b"%d" % number)
+        hosts[0].start()
+        for number in range(8):
+            client.receive("jobs/a", b"%d" % number)
+        client.expect_silence()
+        wait_until(lambda: hosts[0].counter("sessions") == 0, SECONDS, "it has no session for it any more")
+        publisher.publish("jobs/a", b"10", qos=1)
+        client.receive("jobs/a", b"10")
+        client.expect_silence()
+
+
+def test_a_client_returns_to_its_dead_host() -> None:
+    """It has been elsewhere meanwhile: all that both hosts have comes to it, however early it is back."""
+    with hosts_of((1, 1), "leveldb") as hosts:
+        client = lasting(hosts[0], "returns")
+        client.subscribe(("jobs/#", 1))
+        client.disconnect()
+        publisher = hosts[1].client("returns-publisher")
+        for number in range(5):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+        hosts[0].kill()
+        client = lasting(hosts[1], "returns")
+        client.subscribe(("jobs/#", 1))
+        let_pass(2)
+        client.disconnect()
+        for number in range(5, 8):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+        hosts[0].start()
+        got: list[bytes] = []
+
+        def is_served() -> bool:
+            client = Client(hosts[0].address, 5)
+            client.send(connect(5, "returns", clean=False, properties={"session_expiry_interval": 600}))
+            served = client.expect("CONNACK").reason == 0
+            while served and len(got) < 8:
+                packet = client.expect("PUBLISH")
+                client.ack("PUBACK", packet.packet_id)
+                got.append(packet.payload)
+            if served:
+                client.expect_silence()
+            client.close()
+            return served
+
+        wait_until(is_served, 60, "its host serves it again")
+        assert sorted(got) == [b"%d" % number for number in range(8)]

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from broker.worker import moves
-from broker.worker.moves import CANCEL, GIVE, GO_ON, NOTHING, PAGE, STATE, SessionMoves
+from broker.worker import giving
+from broker.worker.moves import SessionMoves
+from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, NOTHING, PAGE, PAGE_BYTES, STATE
 from leveldb_store.memory import MemoryStore
 from pyx.protocol.message import Message
-from tests.kept_host import lasting
+from tests.kept_host import lasting, session
 from tests.kept_store import KeptStore
 from tests.sansio import START_MS, Host, Peer
 from tests.wire import ack, publish
@@ -49,7 +50,6 @@ class Side:
             node.context,
             node.sessions,
             node.state_records,
-            node.recording,
             node.endings,
             node.capacity,
             node.closing,
@@ -68,7 +68,7 @@ class Side:
     def number_of(self, _node: str) -> int | None:
         raise AssertionError("not asked here")
 
-    def tell_host(self, _number: int, _kind: bytes, _payload: bytes) -> bool:
+    def tell_host(self, _number: int, _kind: bytes, _payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
         raise AssertionError("not used here")
 
     def flush(self, then: Callable[[], None]) -> None:
@@ -89,6 +89,7 @@ class Pair:
         self.new = Side(Host(stores=[stores()], start_ms=START_MS + 501, **settings), SECOND, FIRST, self.sent)
         self.answers: list[bool] = []
         self.errors: list[str] = []
+        self.unreachable: list[None] = []
 
     def settle(self, until: Callable[[], bool] = lambda: False) -> None:
         """Deliver messages until there are none, or `until` is true."""
@@ -108,7 +109,9 @@ class Pair:
     def fetch(self, client_id: str) -> Peer:
         """Begin to bring a session; return the connection that waits for it."""
         waiting = self.new.host.open(5)
-        assert self.new.moves.fetch(client_id, FIRST, waiting.conn, self.answers.append)
+        self.new.moves.fetch(
+            client_id, FIRST, 0, waiting.conn, self.answers.append, lambda: self.unreachable.append(None)
+        )
         return waiting
 
     def move(self, client_id: str) -> None:
@@ -121,7 +124,7 @@ class Pair:
         former = self.old.host.node.sessions.get(client_id)
         if former is not None:
             self.old.moves.taken(client_id)
-            self.old.moves.end(former)
+            self.old.host.node.endings.end_moved(former)
         self.settle()
 
 
@@ -164,10 +167,10 @@ def subscribed(host: Host) -> Peer:
 TOPICS = {"a/1": 2, "b": 1, "named/x": 1, "shared": 1, "a/0": 1}
 
 
-@pytest.mark.parametrize("page_bytes", [1, 300, moves._PAGE_BYTES])
+@pytest.mark.parametrize("page_bytes", [1, 300, PAGE_BYTES])
 def test_everything_comes(pair: Pair, page_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would have been sent on the former host is sent on the new one; there it is subscribed, here no longer."""
-    monkeypatch.setattr(moves, "_PAGE_BYTES", page_bytes)
+    monkeypatch.setattr(giving, "PAGE_BYTES", page_bytes)
     pair.old.host.lose(subscribed(pair.old.host))
     publish_some(pair.old.host, TOPICS, 7)
     pair.move("c")
@@ -269,6 +272,62 @@ def test_shares_of_a_group_are_not_handed_on_as_well(pair: Pair) -> None:
     assert all(got)
 
 
+def of_before(pair: Pair, clean: bool = False) -> Peer:
+    """A session on the former host, with messages, and a later one of the same client on the new host."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_some(pair.old.host, TOPICS, 3)
+    for side in (pair.old, pair.new):
+        side.host.pass_time(5)
+    peer = pair.new.host.connect("c", 5, clean=clean, expiry=600)
+    peer.subscribe(("b", 1))
+    for side in (pair.old, pair.new):
+        side.host.pass_time(5)
+    return peer
+
+
+def test_what_a_former_owner_still_has_is_handed_over(pair: Pair) -> None:
+    """After it, its session ends. What was published since the later session began is that one's alone."""
+    peer = of_before(pair)
+    publish_some(pair.old.host, {"b": 1}, 2)
+    pair.old.moves.hand_over("c", SECOND, pair.answers.append)
+    pair.settle()
+    assert pair.answers == [True]
+    assert pair.old.host.node.sessions.get("c") is None
+    assert sorted(each[:2] for each in received(peer)) == sorted(
+        (topic, b"%d" % number) for topic in TOPICS for number in range(3)
+    )
+    assert pair.new.host.counters()["messages_handed_over"] == 3 * len(TOPICS)
+
+
+def test_nothing_is_handed_over_to_a_session_that_began_clean(pair: Pair) -> None:
+    peer = of_before(pair, clean=True)
+    pair.old.moves.hand_over("c", SECOND, pair.answers.append)
+    pair.settle()
+    assert pair.answers == [True]
+    assert pair.old.host.node.sessions.get("c") is None
+    peer.silent()
+
+
+@pytest.mark.parametrize("lost", range(5))
+def test_a_part_that_is_handed_over_is_lost(pair: Pair, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the answer is: then all of it is sent again, and what had come is not taken twice."""
+    monkeypatch.setattr(giving, "PAGE_BYTES", 1)
+    peer = of_before(pair)
+    pair.old.moves.hand_over("c", SECOND, pair.answers.append)
+    left = iter(range(5 * lost))
+    pair.settle(lambda: next(left, None) is None or pair.sent[0][1] == DONE)
+    pair.sent.popleft()
+    pair.settle()
+    assert pair.answers == []
+    pair.old.host.pass_time(11)
+    pair.old.moves.tick(pair.old.host.now)
+    assert pair.answers == [False]
+    pair.old.moves.hand_over("c", SECOND, pair.answers.append)
+    pair.settle()
+    assert pair.answers == [False, True]
+    assert len(received(peer)) == 3 * len(TOPICS)
+
+
 def test_a_restart_of_the_new_host_after_the_move() -> None:
     pair = Pair(KeptStore)
     pair.old.host.lose(subscribed(pair.old.host))
@@ -318,6 +377,33 @@ def test_a_message_is_lost(pair: Pair, kind: bytes) -> None:
     back = lasting(pair.old.host, "c", 5)
     assert back.session_present
     assert len(received(back)) == 3 * len(TOPICS)
+
+
+@pytest.mark.parametrize("kind", [GIVE, STATE, GO_ON, PAGE])
+def test_the_owner_does_not_answer_any_more(pair: Pair, kind: bytes) -> None:
+    """Before anything has come, the client is served without it; else the move has failed."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    pair.new.is_linked = kind != GIVE
+    pair.fetch("c")
+    if kind != GIVE:
+        pair.settle(lambda: pair.sent[0][1] == kind)
+        pair.sent.clear()
+        pair.new.moves.host_away(FIRST)
+    pair.settle()
+    assert (len(pair.unreachable), pair.answers) == ((1, []) if kind in (GIVE, STATE) else (0, [False]))
+    assert len(pair.new.host.node.sessions) == 0
+
+
+def test_a_question_that_is_old(pair: Pair) -> None:
+    """A host that was away, and owns the client id since another epoch, keeps its session, and says so."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    session(pair.old.host, "c").details.epoch = 7
+    pair.fetch("c")
+    pair.settle()
+    assert pair.answers == [False]
+    assert pair.kinds[:2] == [GIVE, CANCEL]
+    assert not pair.old.moves.is_leaving("c")
+    assert lasting(pair.old.host, "c", 5).session_present
 
 
 def test_nothing_is_heard_of_the_move(pair: Pair) -> None:

@@ -1,0 +1,235 @@
+"""Sessions that go to other hosts (`broker.worker.moves`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from broker.context.piecework import AT_ONCE
+from broker.worker.session_parts import (
+    CANCEL,
+    LATE,
+    NOTHING,
+    PAGE,
+    PAGE_BYTES,
+    PART,
+    STATE,
+    SessionTerms,
+    encode_subscription,
+    split_named,
+)
+from pyx.core.work import STEP, spend
+
+if TYPE_CHECKING:
+    from broker.clients.closing import Closing
+    from broker.clients.endings import Endings
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
+    from broker.worker.fetching import Send
+    from broker.worker.other_owners import OtherOwners
+    from pyx.delivery.moving import Departure
+    from pyx.delivery.session import Session
+
+__all__ = ["Giving"]
+
+_PAUSE_SECONDS: Final = 0.01
+_OUTBOX_SHARE: Final = 8
+"""Pages fill this fraction (1 / ...) of a link's outbox: what is published meanwhile has the rest."""
+_SILENCE_SECONDS: Final = 10.0
+"""Time without a message after which the other host is not waited for: longer than that waits."""
+
+
+class _Leaving:
+    """A session that goes to another host. then: what it has is handed over, for a session that is there already;
+    called with whether that has it.
+    """
+
+    __slots__ = ("departure", "due", "host", "number", "pages", "session", "then")
+
+    def __init__(
+        self, session: Session, host: int, number: int, due: float, then: Callable[[bool], None] | None = None
+    ) -> None:
+        self.session = session
+        self.host = host
+        self.number = number
+        self.due = due
+        self.departure: Departure | None = None
+        self.pages = 0
+        self.then = then
+
+
+class Giving:
+    """The sessions that leave one worker. resolve: finds out who owns a client id whose session may have gone."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        endings: Endings,
+        closing: Closing,
+        others: OtherOwners,
+        send: Send,
+        resolve: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._sessions = sessions
+        self._endings = endings
+        self._closing = closing
+        self._others = others
+        self._send = send
+        self._resolve = resolve
+        self._leaving: dict[str, _Leaving] = {}
+
+    def is_leaving(self, client_id: str) -> bool:
+        """Whether its session may be on its way to another host."""
+        return client_id in self._leaving
+
+    def _until(self) -> float:
+        return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
+
+    def give(self, client_id: str, number: int, host: int, epoch: int) -> None:
+        """Begin to give a session to a host that knows this one as its owner since that epoch."""
+        leaving = self._leaving.get(client_id)
+        session = self._sessions.get(client_id)
+        is_handed_over = leaving is not None and leaving.then is not None
+        if session is not None and (session.details.epoch != epoch or is_handed_over):
+            self._send(host, CANCEL, number, client_id, b"")
+            return
+        if session is not None:
+            self._closing.taken_over_elsewhere(session)
+            session = self._sessions.get(client_id)
+        if session is None:
+            self._send(host, NOTHING, number, client_id, b"")
+            return
+        self._endings.hold(session)
+        self._leaving[client_id] = _Leaving(session, host, number, self._until())
+        self._context.in_pieces(self._send_state(client_id, session, host, number))
+
+    def _send_state(self, client_id: str, session: Session, host: int, number: int) -> Iterator[None]:
+        details: Details = session.details
+        terms = SessionTerms(
+            session.version, details.expiry_interval, details.began, details.began_clean, details.username
+        )
+        part = bytearray(terms.encode())
+        total, number_of_part = session.subscriptions, 0
+        for first in range(0, total, AT_ONCE):
+            if first:
+                yield
+            spend(AT_ONCE * STEP)
+            for named in session.subscribed(first, AT_ONCE):
+                group, text = split_named(named)
+                options = self._router.subscribing.terms(session, text, group)
+                if options is not None:
+                    part += encode_subscription(named, *options)
+            if len(part) >= PAGE_BYTES and first + AT_ONCE < total:
+                self._send_part(host, STATE, number, client_id, number_of_part, False, part)
+                number_of_part += 1
+                part = bytearray()
+        self._send_part(host, STATE, number, client_id, number_of_part, True, part)
+
+    def _send_part(
+        self,
+        host: int,
+        kind: bytes,
+        number: int,
+        client_id: str,
+        number_of_part: int,
+        is_last: bool,
+        part: bytes | bytearray,
+    ) -> None:
+        head = PART.pack(number_of_part, is_last, self._router.state.wall_ms)
+        self._send(host, kind, number, client_id, head + part)
+
+    def go_on(self, client_id: str, number: int) -> None:
+        """Send what a session has, behind what is on its way to it."""
+        self._others.flush(partial(self._leave, client_id, number))
+
+    def _leave(self, client_id: str, number: int) -> None:
+        leaving = self._leaving.get(client_id)
+        if leaving is not None and leaving.number == number:
+            leaving.departure = self._router.moving.leave(leaving.session)
+            self._context.in_pieces(self._send_pages(client_id, leaving, leaving.departure))
+
+    def _send_pages(self, client_id: str, leaving: _Leaving, departure: Departure) -> Iterator[None]:
+        """Send pages until the link has enough of them, then go on later."""
+        while self._leaving.get(client_id) is leaving and self._sessions.get(client_id) is leaving.session:
+            link = self._others.link_of(leaving.host)
+            if link is None:
+                return  # it is asked later who owns the client id
+            if link.full or link.outbox_bytes * _OUTBOX_SHARE > self._context.limits.peer_outbox_bytes_max:
+                rest = self._send_pages(client_id, leaving, departure)
+                self._context.call_later(_PAUSE_SECONDS, partial(self._context.in_pieces, rest))
+                return
+            leaving.due = self._until()
+            page = departure.page(PAGE_BYTES)
+            self._send_part(
+                leaving.host,
+                PAGE if leaving.then is None else LATE,
+                leaving.number,
+                client_id,
+                leaving.pages,
+                page is None,
+                page or b"",
+            )
+            leaving.pages += 1
+            if page is None:
+                return
+            yield
+
+    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[bool], None]) -> None:
+        """Hand over what a session has that is another host's by now, and end it."""
+        session = self._sessions.get(client_id)
+        if session is not None:
+            self._closing.taken_over_elsewhere(session)
+            session = self._sessions.get(client_id)
+        if session is None:
+            then(True)
+        elif client_id in self._leaving:
+            then(False)
+        else:
+            self._endings.hold(session)
+            self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
+            self.go_on(client_id, number)
+
+    def is_done(self, client_id: str, number: int) -> None:
+        """End a session whose messages the owner has."""
+        leaving = self._leaving.get(client_id)
+        if leaving is None or leaving.number != number or leaving.then is None:
+            return
+        self.taken(client_id)
+        if self._sessions.get(client_id) is leaving.session:
+            self._endings.end_moved(leaving.session)
+        leaving.then(True)
+
+    def taken(self, client_id: str) -> None:
+        """Forget a move that is done: the session is the new owner's."""
+        leaving = self._leaving.pop(client_id, None)
+        if leaving is not None and leaving.departure is not None:
+            leaving.departure.gone()
+
+    def keep(self, client_id: str) -> None:
+        """Keep a session that does not go: it is an offline one again."""
+        leaving = self._leaving.pop(client_id, None)
+        session = self._sessions.get(client_id)
+        if leaving is not None and session is leaving.session and session is not None and session.connection is None:
+            self._endings.expire_in(session, session.details.expiry_interval)
+
+    def cancelled(self, client_id: str, number: int, host: int) -> None:
+        """Keep a session that the other host does not take. number: 0: whichever move."""
+        leaving = self._leaving.get(client_id)
+        if leaving is not None and leaving.host == host and number in (0, leaving.number):
+            self.keep(client_id)
+
+    def tick(self, now: float) -> None:
+        """Give up what is silent."""
+        for client_id, leaving in list(self._leaving.items()):
+            if leaving.due > now:
+                continue
+            leaving.due = self._until()
+            if leaving.then is None:
+                self._resolve(client_id)
+            else:
+                self.keep(client_id)
+                self._context.guard_client(client_id, leaving.then, False)

@@ -1,0 +1,114 @@
+"""The messages by which a session moves between hosts (`broker.worker.moves`): their kinds and contents.
+
+    GIVE        u64 epoch
+    STATE       head of a part; first the terms of the session, then its subscriptions
+    PAGE, LATE  head of a part; records of `pyx.delivery.moving`
+    others      nothing
+
+Version 1; a part of another version is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyx.protocol.packets import Subscription
+from pyx.protocol.topics import parse_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "CANCEL",
+    "DONE",
+    "EPOCH",
+    "GIVE",
+    "GO_ON",
+    "LATE",
+    "NOTHING",
+    "PAGE",
+    "PAGE_BYTES",
+    "PART",
+    "STATE",
+    "SessionTerms",
+    "decode_subscriptions",
+    "encode_subscription",
+    "split_named",
+]
+
+GIVE: Final = b"G"
+NOTHING: Final = b"N"
+STATE: Final = b"S"
+GO_ON: Final = b"C"
+PAGE: Final = b"P"
+CANCEL: Final = b"X"
+LATE: Final = b"L"
+DONE: Final = b"D"
+
+PAGE_BYTES: Final = 64 << 10
+EPOCH: Final = struct.Struct("<Q")
+PART: Final = struct.Struct("<IBq")
+"""Number of the part of a STATE, PAGE or LATE, whether it is the last one, and the sender's time in ms."""
+_FORMAT: Final = 1
+_TERMS: Final = struct.Struct("<BBIQBH")
+_NO_NAME: Final = 0xFFFF
+_SUBSCRIPTION: Final = struct.Struct("<HBI")
+"""Bytes of the filter as the client named it, options, Subscription Identifier."""
+_RETAIN_HANDLING: Final = 0x30
+_NEVER_RETAINED: Final = 0x20
+
+
+class SessionTerms(NamedTuple):
+    """version: of MQTT. expiry: Session Expiry Interval. began: Unix time in ms of its first CONNECT. began_clean: that
+    had Clean Start.
+    """
+
+    version: int
+    expiry: int
+    began: int
+    began_clean: bool
+    username: str | None
+
+    def encode(self) -> bytes:
+        """Return the terms as bytes."""
+        name = (self.username or "").encode()
+        length = _NO_NAME if self.username is None else len(name)
+        return _TERMS.pack(_FORMAT, self.version, self.expiry, self.began, self.began_clean, length) + name
+
+    @classmethod
+    def decode(cls, part: bytes) -> tuple[SessionTerms, bytes]:
+        """Return the terms with which a part begins, and the rest. Raises ValueError, struct.error."""
+        form, version, expiry, began, clean, length = _TERMS.unpack_from(part)
+        if form != _FORMAT:
+            raise ValueError(f"the state of a session has format {form}, this release reads {_FORMAT}")
+        at = _TERMS.size + (0 if length == _NO_NAME else length)
+        if at > len(part):
+            raise ValueError("the state of a session is cut off")
+        username = None if length == _NO_NAME else part[_TERMS.size : at].decode()
+        return cls(version, expiry, began, bool(clean), username), part[at:]
+
+
+def split_named(named: bytes) -> tuple[bytes | None, bytes]:
+    """Return (share group or None, Topic Filter) of a subscription as its client named it."""
+    share = parse_share(named) if named.startswith(b"$share/") else None
+    return (None, named) if share is None else share
+
+
+def encode_subscription(named: bytes, options: int, identifier: int) -> bytes:
+    """Return one subscription as bytes."""
+    return _SUBSCRIPTION.pack(len(named), options, identifier) + named
+
+
+def decode_subscriptions(part: bytes) -> Iterable[tuple[Subscription, int]]:
+    """Yield subscriptions that ask for no retained messages, because their client has been sent these; each with its
+    Subscription Identifier. Raises ValueError, struct.error.
+    """
+    at = 0
+    while at < len(part):
+        length, options, identifier = _SUBSCRIPTION.unpack_from(part, at)
+        at += _SUBSCRIPTION.size + length
+        if at > len(part):
+            raise ValueError("a subscription is cut off")
+        options = options & ~_RETAIN_HANDLING | _NEVER_RETAINED
+        yield Subscription(part[at - length : at], options), identifier
