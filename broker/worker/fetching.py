@@ -58,11 +58,22 @@ _LATE_SECONDS: Final = 60.0
 class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
-    __slots__ = ("conn", "due", "host", "parts", "seen", "session", "subscriptions", "then", "unreachable")
+    __slots__ = (
+        "client_id", "conn", "due", "host", "is_subscribed", "number", "parts", "seen", "session", "subscriptions",
+        "then", "unreachable",
+    )  # fmt: skip
 
     def __init__(
-        self, host: int, conn: Connection, then: Callable[[bool], None], unreachable: Callable[[], None]
+        self,
+        client_id: str,
+        number: int,
+        host: int,
+        conn: Connection,
+        then: Callable[[bool], None],
+        unreachable: Callable[[], None],
     ) -> None:
+        self.client_id = client_id
+        self.number = number
         self.host = host
         self.conn = conn
         self.then = then
@@ -73,6 +84,8 @@ class _Arrival:
         self.session: Session | None = None
         self.subscriptions: list[tuple[Subscription, int]] = []
         """Those of the owner, each with its Subscription Identifier."""
+        self.is_subscribed = False
+        """Whether it has these subscriptions, and waits until hosts know them."""
         self.seen: set[int] = set()
         """Fingerprints of the messages that have come."""
 
@@ -90,7 +103,7 @@ class _Late:
 
 
 class Fetching:
-    """The sessions that come to one worker. Moves are told by their client id and number."""
+    """The sessions that come to one worker."""
 
     def __init__(
         self,
@@ -112,7 +125,8 @@ class Fetching:
         self._closing = closing
         self._subscribing = subscribing
         self._send = send
-        self._arriving: dict[tuple[str, int], _Arrival] = {}
+        self._arriving: dict[str, _Arrival] = {}
+        """By client id."""
         self._late: dict[tuple[str, int], _Late] = {}
         """By client id and host."""
 
@@ -130,6 +144,10 @@ class Fetching:
         for it. then: called with whether it is here, or there was none; False: it stays there. unreachable: called
         instead if that host does not answer.
         """
+        coming = self._arriving.get(client_id)
+        if coming is not None:  # for an earlier connection, which may have gone
+            self._go_on_for(coming, conn, then, unreachable)
+            return
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
             then(False)
@@ -137,8 +155,23 @@ class Fetching:
         if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch)):
             unreachable()
             return
-        arrival = self._arriving[client_id, number] = _Arrival(host, conn, then, unreachable)
+        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, conn, then, unreachable)
         self._renew(arrival)
+
+    def is_coming(self, client_id: str) -> bool:
+        """Whether its session is on its way here."""
+        return client_id in self._arriving
+
+    def _go_on_for(
+        self, arrival: _Arrival, conn: Connection, then: Callable[[bool], None], unreachable: Callable[[], None]
+    ) -> None:
+        former, arrival.conn, arrival.then, arrival.unreachable = arrival.then, conn, then, unreachable
+        if arrival.is_subscribed:
+            self._wait_for_hosts(arrival)
+        self._context.guard_client(arrival.client_id, former, False)
+
+    def _is_on_its_way(self, arrival: _Arrival) -> bool:
+        return self._arriving.get(arrival.client_id) is arrival
 
     def _renew(self, arrival: _Arrival) -> None:
         arrival.due = self._now() + _SILENCE_SECONDS
@@ -146,20 +179,18 @@ class Fetching:
     def _now(self) -> float:
         return self._router.state.now_ms / 1000
 
-    def _state_came(self, client_id: str, number: int, arrival: _Arrival, is_last: bool, part: bytes) -> None:
+    def _state_came(self, arrival: _Arrival, is_last: bool, part: bytes) -> None:
         if arrival.session is None:
-            self._end_former(client_id)  # of a time when this host was the owner
-            if client_id in self._endings.clients:  # it is being cleared
-                self._fail(client_id, number)
-                return
+            self._end_former(arrival.client_id)  # of a time when this host was the owner
             terms, part = SessionTerms.decode(part)
-            if not self._begin(client_id, arrival, terms):
-                self._fail(client_id, number)
+            # a former session may still be being cleared
+            if arrival.client_id in self._endings.clients or not self._begin(arrival, terms):
+                self._fail(arrival)
                 return
         arrival.subscriptions += decode_subscriptions(part)
         if is_last:
             arrival.parts = 0
-            self._context.in_pieces(self._subscribe(client_id, number, arrival))
+            self._context.in_pieces(self._subscribe(arrival))
 
     def _end_former(self, client_id: str) -> None:
         session = self._sessions.get(client_id)
@@ -169,16 +200,16 @@ class Fetching:
         if session is not None:
             self._endings.end_moved(session)
 
-    def _begin(self, client_id: str, arrival: _Arrival, terms: SessionTerms) -> bool:
+    def _begin(self, arrival: _Arrival, terms: SessionTerms) -> bool:
         """Make the session, if there is room for it."""
         if not self._capacity.for_session():
             self._context.counters.add(count.SESSIONS_OVER_MAX)
             return False
-        session = arrival.session = self._sessions.new(client_id, terms.version)
+        session = arrival.session = self._sessions.new(arrival.client_id, terms.version)
         details: Details = session.details
         session.durable = True
         details.expiry_interval, details.username = terms.expiry, terms.username
-        details.own_bytes = own_bytes(client_id, details.username, None)
+        details.own_bytes = own_bytes(arrival.client_id, details.username, None)
         details.began, details.began_clean = terms.began, terms.began_clean
         self._router.restoring.restore(session, None, {}, {})
         self._sessions.left(session)
@@ -186,48 +217,51 @@ class Fetching:
         self._state_records.connected(session)
         return True
 
-    def _subscribe(self, client_id: str, number: int, arrival: _Arrival) -> Iterator[None]:
+    def _subscribe(self, arrival: _Arrival) -> Iterator[None]:
         session, subscriptions = arrival.session, arrival.subscriptions
         assert session is not None
         for first in range(0, len(subscriptions), AT_ONCE):
             if first:
                 yield
-            if (client_id, number) not in self._arriving:
+            if not self._is_on_its_way(arrival):
                 return
             piece = subscriptions[first : first + AT_ONCE]
             spend(len(piece) * 4 * STEP)
             self._subscribing.bring(session, piece)
-        arrival.subscriptions = []
+        arrival.subscriptions, arrival.is_subscribed = [], True
         self._renew(arrival)
+        self._wait_for_hosts(arrival)
+
+    def _wait_for_hosts(self, arrival: _Arrival) -> None:
+        """Ask for the messages when all workers and hosts know the subscriptions."""
 
         def known() -> None:
-            if (client_id, number) in self._arriving:
+            if self._is_on_its_way(arrival) and arrival.is_subscribed:
+                arrival.is_subscribed = False
                 self._renew(arrival)
-                self._send(arrival.host, GO_ON, number, client_id, b"")
+                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, b"")
 
         self._router.answering.answer_packet(arrival.conn, b"", self._context.another_interest_number(), known)
 
-    def _page_came(
-        self, client_id: str, number: int, arrival: _Arrival, is_last: bool, wall_ms: int, page: bytes
-    ) -> None:
+    def _page_came(self, arrival: _Arrival, is_last: bool, wall_ms: int, page: bytes) -> None:
         session = arrival.session
-        if session is None or self._sessions.get(client_id) is not session:
-            self._fail(client_id, number)
+        if session is None or self._sessions.get(arrival.client_id) is not session:
+            self._fail(arrival)
             return
         now = self._router.state.wall_ms
         since = _number_at(now - 1000 * _CLOCKS_SECONDS)
         self._router.moving.take(session, page, now - wall_ms, arrival.seen, since)
         if is_last:
             session.brought = arrival.seen
-            self._router.journal.when_durable(partial(self._is_here, client_id, number))
+            self._router.journal.when_durable(partial(self._is_here, arrival))
 
-    def _is_here(self, client_id: str, number: int) -> None:
-        arrival = self._arriving.pop((client_id, number), None)
-        if arrival is None:
+    def _is_here(self, arrival: _Arrival) -> None:
+        if not self._is_on_its_way(arrival):
             return
+        del self._arriving[arrival.client_id]
         self._context.counters.add(count.SESSIONS_MOVED)
         self._serve(arrival.session, self._now() + _BROUGHT_SECONDS)
-        self._context.guard_client(client_id, arrival.then, True)
+        self._context.guard_client(arrival.client_id, arrival.then, True)
 
     def _serve(self, session: Session | None, until: float) -> None:
         """Let it read its log now and then, while messages that it has brought may come again."""
@@ -239,27 +273,27 @@ class Fetching:
             self._context.call_later(_SERVE_SECONDS, partial(self._serve, session, until), session)
         self._router.moving.serve(session)
 
-    def _fail(self, client_id: str, number: int) -> None:
+    def _fail(self, arrival: _Arrival) -> None:
         """Leave it where it is."""
-        arrival = self._arriving.pop((client_id, number), None)
-        if arrival is None:
+        if not self._is_on_its_way(arrival):
             return
-        self._send(arrival.host, CANCEL, number, client_id, b"")
+        del self._arriving[arrival.client_id]
+        self._send(arrival.host, CANCEL, arrival.number, arrival.client_id, b"")
         session = arrival.session
-        if session is not None and self._sessions.get(client_id) is session and session.connection is None:
+        if session is not None and self._sessions.get(arrival.client_id) is session and session.connection is None:
             self._endings.end_moved(session)
         arrival.then(False)
 
     def host_away(self, host: int) -> None:
         """Give up what is asked of a host that does not answer: what has not begun to come does not come."""
-        for (client_id, number), arrival in list(self._arriving.items()):
+        for client_id, arrival in list(self._arriving.items()):
             if arrival.host != host:
                 continue
             if arrival.session is None:
-                del self._arriving[client_id, number]
+                del self._arriving[client_id]
                 self._context.guard_client(client_id, arrival.unreachable)
             else:
-                self._context.guard_client(client_id, self._fail, client_id, number)
+                self._context.guard_client(client_id, self._fail, arrival)
 
     def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> None:
         """Take a part of what a former owner hands over."""
@@ -281,38 +315,38 @@ class Fetching:
 
     def came(self, kind: bytes, host: int, number: int, client_id: str, rest: bytes) -> None:
         """Take an answer of the owner."""
-        arrival = self._arriving.get((client_id, number))
-        if arrival is None or arrival.host != host:
+        arrival = self._arriving.get(client_id)
+        if arrival is None or (arrival.host, arrival.number) != (host, number):
             return  # given up
         self._renew(arrival)
         try:
-            self._take(kind, client_id, number, arrival, rest)
+            self._take(kind, arrival, rest)
         except Exception:
-            self._fail(client_id, number)
+            self._fail(arrival)
             raise
 
-    def _take(self, kind: bytes, client_id: str, number: int, arrival: _Arrival, rest: bytes) -> None:
+    def _take(self, kind: bytes, arrival: _Arrival, rest: bytes) -> None:
         if kind in (STATE, PAGE):
             part, is_last, wall_ms = PART.unpack_from(rest)
             if part != arrival.parts:
                 raise ValueError(f"part {part} of a session came, not {arrival.parts}")
             arrival.parts += 1
             if kind == STATE:
-                self._state_came(client_id, number, arrival, is_last, rest[PART.size :])
+                self._state_came(arrival, is_last, rest[PART.size :])
             else:
-                self._page_came(client_id, number, arrival, is_last, wall_ms, rest[PART.size :])
+                self._page_came(arrival, is_last, wall_ms, rest[PART.size :])
         elif kind == CANCEL:
-            self._fail(client_id, number)
+            self._fail(arrival)
         else:
-            del self._arriving[client_id, number]
-            self._end_former(client_id)  # the owner's session counts, and it has none
+            del self._arriving[arrival.client_id]
+            self._end_former(arrival.client_id)  # the owner's session counts, and it has none
             arrival.then(True)
 
     def tick(self, now: float) -> None:
         """Give up what is silent."""
-        for (client_id, number), arrival in list(self._arriving.items()):
+        for client_id, arrival in list(self._arriving.items()):
             if arrival.due <= now:
-                self._context.guard_client(client_id, self._fail, client_id, number)
+                self._context.guard_client(client_id, self._fail, arrival)
         for key in [key for key, late in self._late.items() if late.until <= now]:
             del self._late[key]
 

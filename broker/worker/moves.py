@@ -81,7 +81,8 @@ class SessionMoves:
         self._numbers = itertools.count(context.router.state.wall_ms << 16)  # rise over restarts
         self._fetching = Fetching(context, sessions, state_records, endings, capacity, closing, subscribing, send)
         self._giving = Giving(context, sessions, endings, closing, others, send, resolve)
-        self.is_leaving, self.host_away = self._giving.is_leaving, self._fetching.host_away
+        self.is_leaving, self.is_coming = self._giving.is_leaving, self._fetching.is_coming
+        self.host_away = self._fetching.host_away
         self.taken, self.keep = self._giving.taken, self._giving.keep
 
     def fetch(

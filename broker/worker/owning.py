@@ -251,15 +251,15 @@ class Owning:
         """Take a client id from another host, after its session has come."""
         wait.kind, attempt = RequestKind.TAKE, wait.attempt
         assert attempt is not None
-        host = self._others.number_of(wait.former)
-        if host is None or wait.fate is Fate.CLEAN_START:
-            self._questions.ask(wait)
-            return
         conn = attempt.conn
         if conn.fd < 0 or conn.state >= _CLOSING:
             wait.then(None)
             return
         if not self._connecting.may_take_over(attempt, wait.former):
+            return
+        host = self._others.number_of(wait.former)
+        if host is None or wait.fate is Fate.CLEAN_START:
+            self._questions.ask(wait)
             return
 
         def came(is_here: bool) -> None:
@@ -275,7 +275,8 @@ class Owning:
             else:
                 wait.then(None)
 
-        if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
+        is_former = self._sessions.get(wait.client_id) is not None and not self._moves.is_coming(wait.client_id)
+        if is_former and self._others.link_of(host) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
         else:
             fetch(True)
@@ -306,7 +307,7 @@ class Owning:
             self._context.guard_client(wait.client_id, wait.then, wait.epoch)
         self._moves.tick(now)
         self._release(now)
-        if self._unproven and not len(self._questions) and (self._is_reachable or now >= self._retry_at):
+        if self._unproven and len(self._questions) < _PAGE and (self._is_reachable or now >= self._retry_at):
             self._retry_at = now + _RETRY_SECONDS
             self._prove()
 

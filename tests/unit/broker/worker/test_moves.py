@@ -406,6 +406,23 @@ def test_a_question_that_is_old(pair: Pair) -> None:
     assert lasting(pair.old.host, "c", 5).session_present
 
 
+@pytest.mark.parametrize("kind", [GIVE, STATE, GO_ON, PAGE])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_newer_connection_waits_for_the_same_move(pair: Pair, kind: bytes, is_lost: bool) -> None:
+    """The earlier one, which may have gone, is told that it does not get the session."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    publish_some(pair.old.host, TOPICS, 2)
+    earlier = pair.fetch("c")
+    pair.settle(lambda: pair.sent[0][1] == kind)
+    if is_lost:
+        pair.new.host.lose(earlier)
+    pair.fetch("c")
+    pair.settle()
+    assert pair.answers == [False, True]
+    assert pair.kinds.count(GIVE) == 1
+    pair.old.moves.keep("c")
+
+
 def test_nothing_is_heard_of_the_move(pair: Pair) -> None:
     """The former owner asks who owns the client id, again and again; meanwhile it keeps the session."""
     pair.old.host.lose(subscribed(pair.old.host))
