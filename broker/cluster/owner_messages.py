@@ -6,7 +6,7 @@ Over a socket pair that outlives both (`shards.inherited`), SOCK_SEQPACKET, as m
     control -> worker    u64 lease of this host (0: none), u8 whether it surely is a member, then answers:
                          u64 number, u8 status, u64 epoch, u8 length, node id
 
-A claim and a take are answered by the owner, a release is not answered. Numbers are the worker's, and rise. Both sides
+The answer is the owner; of a release that it was carried out: nobody. Numbers are the worker's, and rise. Both sides
 are of the same release.
 """
 

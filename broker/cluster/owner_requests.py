@@ -18,9 +18,10 @@ from broker.cluster.owner_messages import (
     decode_requests,
     encode_answers,
 )
+from broker.cluster.ownership import Owner
 
 if TYPE_CHECKING:
-    from broker.cluster.ownership import Owner, Ownership
+    from broker.cluster.ownership import Ownership
     from broker.logs import Log
 
 __all__ = ["STANDING_SECONDS", "OwnerRequests"]
@@ -113,8 +114,8 @@ class OwnerRequests:
         try:
             if request.kind is RequestKind.RELEASE:
                 await self._ownership.release(client_id, epoch)
-                return
-            if request.kind is RequestKind.TAKE:
+                owner = Owner("", 0)
+            elif request.kind is RequestKind.TAKE:
                 owner = await self._ownership.take(client_id, epoch)
             else:
                 owner = await self._ownership.claim(client_id)
@@ -122,8 +123,7 @@ class OwnerRequests:
             self._log.debug("owner_not_known", client=client_id, reason=str(error))
         except ValueError as error:  # a number that is no epoch
             self._log.error("owner_requests_failed", reason=str(error))
-        if request.kind is not RequestKind.RELEASE:
-            self._answer(worker, request, owner)
+        self._answer(worker, request, owner)
 
     def _answer(self, worker: socket.socket, request: OwnerRequest, owner: Owner | None) -> None:
         known = owner is not None

@@ -14,6 +14,7 @@ from broker.worker.session_parts import (
     EPOCH,
     GIVE,
     GO_ON,
+    NOTHING,
     PAGE,
     PART,
     STATE,
@@ -144,10 +145,6 @@ class Fetching:
         for it. then: called with whether it is here, or there was none; False: it stays there. unreachable: called
         instead if that host does not answer.
         """
-        coming = self._arriving.get(client_id)
-        if coming is not None:  # for an earlier connection, which may have gone
-            self._go_on_for(coming, conn, then, unreachable)
-            return
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
             then(False)
@@ -158,17 +155,13 @@ class Fetching:
         arrival = self._arriving[client_id] = _Arrival(client_id, number, host, conn, then, unreachable)
         self._renew(arrival)
 
-    def is_coming(self, client_id: str) -> bool:
-        """Whether its session is on its way here."""
-        return client_id in self._arriving
-
-    def _go_on_for(
-        self, arrival: _Arrival, conn: Connection, then: Callable[[bool], None], unreachable: Callable[[], None]
-    ) -> None:
-        former, arrival.conn, arrival.then, arrival.unreachable = arrival.then, conn, then, unreachable
-        if arrival.is_subscribed:
-            self._wait_for_hosts(arrival)
-        self._context.guard_client(arrival.client_id, former, False)
+    def go_on_for(self, client_id: str, conn: Connection) -> None:
+        """Let another connection wait for a session that may be on its way: the one that has waited may have gone."""
+        arrival = self._arriving.get(client_id)
+        if arrival is not None:
+            arrival.conn = conn
+            if arrival.is_subscribed:
+                self._wait_for_hosts(arrival)
 
     def _is_on_its_way(self, arrival: _Arrival) -> bool:
         return self._arriving.get(arrival.client_id) is arrival
@@ -306,7 +299,11 @@ class Fetching:
             return  # all of it is sent again
         late.parts += 1
         session = self._sessions.get(client_id)
-        if session is not None and not session.details.began_clean:
+        if session is None:  # the other host may keep it
+            if is_last:
+                self._send(host, NOTHING, number, client_id, b"")
+            return
+        if not session.details.began_clean:
             before = _number_at(session.details.began + _SUBSCRIBE_MS)
             ahead = self._router.state.wall_ms - wall_ms
             self._router.moving.take_late(session, rest[PART.size :], ahead, late.seen, before)

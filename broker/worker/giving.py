@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pyx.delivery.moving import Departure
     from pyx.delivery.session import Session
 
-__all__ = ["Giving"]
+__all__ = ["Giving", "HandedOver"]
 
 _PAUSE_SECONDS: Final = 0.01
 _OUTBOX_SHARE: Final = 8
@@ -40,15 +41,25 @@ _SILENCE_SECONDS: Final = 10.0
 """Time without a message after which the other host is not waited for: longer than that waits."""
 
 
+class HandedOver(Enum):
+    """What has become of a session that was to be handed over."""
+
+    DONE = 0
+    """The owner's session has what it had, and it has ended."""
+    NOT_NOW = 1
+    NOT_WANTED = 2
+    """The owner has no session: it is kept."""
+
+
 class _Leaving:
     """A session that goes to another host. then: what it has is handed over, for a session that is there already;
-    called with whether that has it.
+    called with what has become of it.
     """
 
     __slots__ = ("departure", "due", "host", "number", "pages", "session", "then")
 
     def __init__(
-        self, session: Session, host: int, number: int, due: float, then: Callable[[bool], None] | None = None
+        self, session: Session, host: int, number: int, due: float, then: Callable[[HandedOver], None] | None = None
     ) -> None:
         self.session = session
         self.host = host
@@ -178,16 +189,16 @@ class Giving:
                 return
             yield
 
-    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[bool], None]) -> None:
+    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[HandedOver], None]) -> None:
         """Hand over what a session has that is another host's by now, and end it."""
         session = self._sessions.get(client_id)
         if session is not None:
             self._closing.taken_over_elsewhere(session)
             session = self._sessions.get(client_id)
         if session is None:
-            then(True)
+            then(HandedOver.DONE)
         elif client_id in self._leaving:
-            then(False)
+            then(HandedOver.NOT_NOW)
         else:
             self._endings.hold(session)
             self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
@@ -198,10 +209,21 @@ class Giving:
         leaving = self._leaving.get(client_id)
         if leaving is None or leaving.number != number or leaving.then is None:
             return
-        self.taken(client_id)
-        if self._sessions.get(client_id) is leaving.session:
-            self._endings.end_moved(leaving.session)
-        leaving.then(True)
+        session = leaving.session
+        if self._sessions.get(client_id) is session and session.connection is None and not session.details.epoch:
+            self.taken(client_id)
+            self._endings.end_moved(session)
+            leaving.then(HandedOver.DONE)
+        else:
+            self.keep(client_id)
+            leaving.then(HandedOver.NOT_NOW)
+
+    def is_not_wanted(self, client_id: str, number: int) -> None:
+        """Keep a session that was to be handed over to an owner that has none."""
+        leaving = self._leaving.get(client_id)
+        if leaving is not None and leaving.number == number and leaving.then is not None:
+            self.keep(client_id)
+            leaving.then(HandedOver.NOT_WANTED)
 
     def taken(self, client_id: str) -> None:
         """Forget a move that is done: the session is the new owner's."""
@@ -232,4 +254,4 @@ class Giving:
                 self._resolve(client_id)
             else:
                 self.keep(client_id)
-                self._context.guard_client(client_id, leaving.then, False)
+                self._context.guard_client(client_id, leaving.then, HandedOver.NOT_NOW)

@@ -22,6 +22,7 @@ When it finds that out it hands over what it has:
 
     former -> owner   LATE      what it has for its client, in parts
     owner -> former   DONE      it is queued, or not wanted: end the session
+                      NOTHING   there is no session: the former owner keeps its, and takes the client id
 
 The owner takes what was published before its own session began, or just after; its client has been sent the rest, or
 will be. Of a session that began with a clean start it takes nothing.
@@ -40,8 +41,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
-from broker.worker.giving import Giving
-from broker.worker.session_parts import CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE
+from broker.worker.giving import Giving, HandedOver
+from broker.worker.session_parts import CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
 
 if TYPE_CHECKING:
     from broker.clients.capacity import Capacity
@@ -81,8 +82,8 @@ class SessionMoves:
         self._numbers = itertools.count(context.router.state.wall_ms << 16)  # rise over restarts
         self._fetching = Fetching(context, sessions, state_records, endings, capacity, closing, subscribing, send)
         self._giving = Giving(context, sessions, endings, closing, others, send, resolve)
-        self.is_leaving, self.is_coming = self._giving.is_leaving, self._fetching.is_coming
-        self.host_away = self._fetching.host_away
+        self.is_leaving, self.host_away = self._giving.is_leaving, self._fetching.host_away
+        self.go_on_for = self._fetching.go_on_for
         self.taken, self.keep = self._giving.taken, self._giving.keep
 
     def fetch(
@@ -97,7 +98,7 @@ class SessionMoves:
         """Bring a session: see `Fetching.fetch`."""
         self._fetching.fetch(client_id, next(self._numbers), host, epoch, conn, then, unreachable)
 
-    def hand_over(self, client_id: str, host: int, then: Callable[[bool], None]) -> None:
+    def hand_over(self, client_id: str, host: int, then: Callable[[HandedOver], None]) -> None:
         """Hand over what a session has: see `Giving.hand_over`."""
         self._giving.hand_over(client_id, next(self._numbers), host, then)
 
@@ -125,6 +126,8 @@ class SessionMoves:
         else:
             if kind == CANCEL:
                 self._giving.cancelled(client_id, number, host)
+            elif kind == NOTHING:
+                self._giving.is_not_wanted(client_id, number)
             self._fetching.came(kind, host, number, client_id, rest)
 
     def tick(self, now: float) -> None:

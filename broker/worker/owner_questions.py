@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from broker.cluster.owner_messages import (
@@ -72,10 +72,6 @@ class OwnerQuestions(Generic[Question]):
             self._asked[number] = question
             requests.append(OwnerRequest(number, question.kind, question.epoch, question.client_id))
         self._send(requests)
-
-    def release(self, owned: Iterable[tuple[str, int]]) -> None:
-        """Release client ids with these epochs."""
-        self._send([OwnerRequest(0, RequestKind.RELEASE, epoch, client_id) for client_id, epoch in owned])
 
     def _send(self, requests: list[OwnerRequest]) -> None:
         spend(len(requests) * STEP)

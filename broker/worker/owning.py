@@ -14,23 +14,24 @@ any worker of a host, which passes it on to the client id's home.
 A client is served without an answer when the coordinator is out of reach: its ownership is *unproven*, and asked
 for again until it is known; if another host owns it by then, the connection is closed, and the client comes back in
 order. What is owned without a session (the client has ended it, or was refused) is released after
-_SPARE_SECONDS, so that a client that comes back at once costs nothing.
+a while (`broker.worker.spare_owners`), so that a client that comes back at once costs nothing.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections import deque
-from collections.abc import Callable, Iterator
-from enum import IntEnum
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
+from broker.worker.giving import HandedOver
 from broker.worker.moves import SessionMoves
 from broker.worker.owner_questions import OwnerQuestions
+from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE
+from broker.worker.spare_owners import Release, SpareOwners
 from pyx.core import counters as count
 from pyx.core.peer import sibling
 from shards.placement import home
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from broker.worker.other_owners import OtherOwners
     from pyx.delivery.session import Session
 
-__all__ = ["KINDS", "Fate", "Owning"]
+__all__ = ["KINDS", "Owning"]
 
 TAKEN: Final = b"T"
 GIVEN: Final = b"g"
@@ -57,49 +58,14 @@ KINDS: Final = (TAKEN, GIVEN, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL, LATE, D
 _HEAD: Final = struct.Struct("<IQH")
 _GIVE_SECONDS: Final = 2.0
 """Time that another host has to close its connection."""
-_SPARE_SECONDS: Final = 10.0
+_OPENING_SECONDS_MAX: Final = 30.0
+"""Time after which a CONNECT that waits is taken for lost by a defect: the next one of its client is decided anew."""
 _RETRY_SECONDS: Final = 5.0
 _TRIES_MAX: Final = 8
 """Times that an ownership is taken from another host that has taken it meanwhile, for one CONNECT."""
 _PAGE: Final = 200
 _DECIDING: Final = 1
 _CLOSING: Final = 3
-
-
-class Fate(IntEnum):
-    """What becomes of a session at the former owner."""
-
-    STAYS = 0
-    CLEAN_START = 1
-    """Its client starts anew: it ends."""
-    MOVED = 2
-    """The new owner has it."""
-
-
-class _Wait:
-    """Somebody who waits for the owner of a client id. then: called with the epoch of this host's ownership; 0: it is
-    unproven. None: another host keeps it. attempt: the CONNECT that waits, for which it is taken from another host.
-    """
-
-    __slots__ = ("attempt", "client_id", "due", "epoch", "fate", "former", "kind", "then", "tries")
-
-    def __init__(
-        self,
-        client_id: str,
-        then: Callable[[int | None], None],
-        attempt: ConnectAttempt | None = None,
-        fate: Fate = Fate.STAYS,
-    ) -> None:
-        self.client_id = client_id
-        self.then = then
-        self.attempt = attempt
-        self.fate = fate
-        self.former = ""
-        """The host from which it is taken."""
-        self.kind = RequestKind.CLAIM
-        self.epoch = 0
-        self.tries = 0
-        self.due = 0.0
 
 
 class Owning:
@@ -130,14 +96,17 @@ class Owning:
         self._connecting = connecting
         self._recording = recording
         self._others = others
-        self._questions = OwnerQuestions[_Wait](context, control, self._answered, self._stands)
+        self._questions = OwnerQuestions["OwnerWait | Release"](context, control, self._answered, self._stands)
         self.receive = self._questions.receive
         self._lease = 0
-        self._giving: dict[tuple[str, int], _Wait] = {}
+        self._opening: dict[str, OwnerWait] = {}
+        """By client id: the CONNECT that waits for the owner; a newer one takes its place."""
+        self._giving: dict[tuple[str, int], OwnerWait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
-        self._spare: dict[str, tuple[int, float]] = {}
-        """Epochs of client ids without a session, and since when; the earliest first."""
-        self._unproven: deque[str] = deque()
+        self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
+        self._unproven: dict[str, None] = {}
+        """Client ids of sessions whose owner is asked for, the earliest first."""
+        self._proving = 0
         self._is_reachable = True
         self._proven_at = self._now()
         """When this host surely was a member."""
@@ -170,23 +139,36 @@ class Owning:
             return
         session = self._sessions.get(client_id)
         epoch = session.details.epoch if session is not None else 0
-        if not epoch and client_id in self._spare:
-            epoch = self._spare[client_id][0]
+        epoch = epoch or self._spare.epoch_of(client_id)
         if epoch:
             attempt.epoch = epoch
             self._connecting.open(attempt, username, authentication)
             return
-        if not self._is_reachable:
+        wait = self._opening.get(client_id)
+        if wait is not None and self._now() - wait.since > _OPENING_SECONDS_MAX:
+            wait = None
+        if wait is None and not self._is_reachable:
             self._open(attempt, username, authentication, 0)
             return
         attempt.conn.state = _DECIDING
-
-        def decided(epoch: int | None) -> None:
-            self._decided(wait, username, authentication, epoch)
-
-        fate = Fate.CLEAN_START if attempt.packet.clean_start else Fate.STAYS
-        wait = _Wait(client_id, decided, attempt, fate=fate)
+        if wait is not None:
+            self._replace(wait, attempt, username, authentication)
+            return
+        wait = self._opening[client_id] = OwnerWait(client_id, nothing_decided, attempt)
+        wait.username, wait.authentication, wait.since = username, authentication, self._now()
+        wait.fate = Fate.CLEAN_START if attempt.packet.clean_start else Fate.STAYS
+        wait.then = partial(self._decided, wait)
         self._questions.ask(wait)
+
+    def _replace(
+        self, wait: OwnerWait, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]
+    ) -> None:
+        """Let a newer connection wait in place of an older one of the same client."""
+        older, wait.attempt = wait.attempt, attempt
+        wait.username, wait.authentication = username, authentication
+        self._moves.go_on_for(wait.client_id, attempt.conn)
+        if older is not None and older.conn.fd >= 0 and older.conn.state < _CLOSING:
+            self._closing.give_up(older.conn, "a newer connection of this client id was faster")
 
     def _is_doubtful(self, attempt: ConnectAttempt) -> bool:
         """Whether a session that lasts may be another host's by now."""
@@ -198,15 +180,22 @@ class Owning:
             return not packet.clean_start or packet.properties.get("session_expiry_interval", 0) > 0
         return not packet.clean_start
 
-    def _decided(self, wait: _Wait, username: str | None, authentication: dict[str, Any], epoch: int | None) -> None:
+    def _decided(self, wait: OwnerWait, epoch: int | None) -> None:
         attempt = wait.attempt
         assert attempt is not None
         conn = attempt.conn
+        if self._opening.get(wait.client_id) is wait:
+            del self._opening[wait.client_id]
+        session = self._sessions.get(wait.client_id)
         if epoch:
-            self._keep(wait.client_id, epoch)
+            self._spare.keep(wait.client_id, epoch)
+            if session is not None:
+                session.details.epoch = epoch
         if conn.fd < 0 or conn.state >= _CLOSING:
+            if session is not None and not session.details.epoch:
+                self._unproven[wait.client_id] = None
             return
-        self._context.guard(conn, self._open, attempt, username, authentication, epoch)
+        self._context.guard(conn, self._open, attempt, wait.username, wait.authentication, epoch)
         self._context.dispatch.resume(conn)
 
     def _open(
@@ -218,13 +207,19 @@ class Owning:
         attempt.epoch = epoch
         self._connecting.open(attempt, username, authentication)
         if not epoch:
-            self._unproven.append(attempt.client_id)
+            self._unproven[attempt.client_id] = None
             self._context.counters.add(count.OWNERS_UNPROVEN)
 
     # ------------------------------------------------------------ answers of the control process
 
-    def _answered(self, wait: _Wait, answer: OwnerAnswer) -> None:
+    def _answered(self, question: OwnerWait | Release, answer: OwnerAnswer) -> None:
         self._is_reachable = answer.is_known
+        if isinstance(question, Release):
+            self._spare.answered(question, answer.is_known)
+        else:
+            self._owner_known(question, answer)
+
+    def _owner_known(self, wait: OwnerWait, answer: OwnerAnswer) -> None:
         if not answer.is_known:
             wait.then(0)
         elif answer.node == self._context.settings.cluster.node_id:
@@ -247,7 +242,7 @@ class Owning:
             else:
                 self._take(wait)
 
-    def _take(self, wait: _Wait) -> None:
+    def _take(self, wait: OwnerWait) -> None:
         """Take a client id from another host, after its session has come."""
         wait.kind, attempt = RequestKind.TAKE, wait.attempt
         assert attempt is not None
@@ -256,6 +251,7 @@ class Owning:
             wait.then(None)
             return
         if not self._connecting.may_take_over(attempt, wait.former):
+            del self._opening[wait.client_id]
             return
         host = self._others.number_of(wait.former)
         if host is None or wait.fate is Fate.CLEAN_START:
@@ -269,17 +265,19 @@ class Owning:
             wait.fate = Fate.MOVED
             self._questions.ask(wait)
 
-        def fetch(is_empty: bool) -> None:
-            if is_empty:
-                self._moves.fetch(wait.client_id, host, wait.epoch, conn, came, partial(self._questions.ask, wait))
-            else:
+        def fetch(outcome: HandedOver) -> None:
+            if outcome is HandedOver.NOT_NOW:
                 wait.then(None)
+            elif outcome is HandedOver.NOT_WANTED:  # the session of this host goes on
+                self._questions.ask(wait)
+            else:
+                newest = wait.attempt.conn if wait.attempt is not None else conn
+                self._moves.fetch(wait.client_id, host, wait.epoch, newest, came, partial(self._questions.ask, wait))
 
-        is_former = self._sessions.get(wait.client_id) is not None and not self._moves.is_coming(wait.client_id)
-        if is_former and self._others.link_of(host) is not None:
+        if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
         else:
-            fetch(True)
+            fetch(HandedOver.DONE)
 
     def _stands(self, standing: Standing) -> None:
         """Claim everything anew if what this host owned has ended with its former lease."""
@@ -295,7 +293,7 @@ class Owning:
             session = self._sessions.get(client_id)
             if session is not None:
                 session.details.epoch = 0
-                self._unproven.append(client_id)
+                self._unproven[client_id] = None
             if at % _PAGE == 0:
                 yield
 
@@ -306,31 +304,36 @@ class Owning:
             wait = self._giving.pop(next(iter(self._giving)))
             self._context.guard_client(wait.client_id, wait.then, wait.epoch)
         self._moves.tick(now)
-        self._release(now)
-        if self._unproven and len(self._questions) < _PAGE and (self._is_reachable or now >= self._retry_at):
+        self._spare.tick()
+        if self._unproven and not self._proving and (self._is_reachable or now >= self._retry_at):
             self._retry_at = now + _RETRY_SECONDS
             self._prove()
 
     def _prove(self) -> None:
         waits = []
         for _ in range(min(_PAGE, len(self._unproven))):
-            client_id = self._unproven.popleft()
+            client_id = next(iter(self._unproven))
+            del self._unproven[client_id]
             session = self._sessions.get(client_id)
-            if session is not None and not session.details.epoch:
-                wait = _Wait(client_id, _nothing)
+            if session is not None and not session.details.epoch and client_id not in self._opening:
+                wait = OwnerWait(client_id, nothing_decided)
                 wait.then = partial(self._proven, wait)
                 waits.append(wait)
+        self._proving = len(waits)
         self._questions.ask(*waits)
 
-    def _proven(self, wait: _Wait, epoch: int | None) -> None:
+    def _proven(self, wait: OwnerWait, epoch: int | None) -> None:
         client_id = wait.client_id
         session = self._sessions.get(client_id)
+        self._proving = max(0, self._proving - 1)
+        if client_id in self._opening:  # which finds it out
+            return
         if epoch is None:
-            self._hand_over(client_id, wait.former)
+            self._hand_over(client_id, wait.former, wait.epoch)
         elif not epoch:
-            self._unproven.append(client_id)
+            self._unproven[client_id] = None
         elif session is None:
-            self._keep(client_id, epoch)
+            self._spare.keep(client_id, epoch)
         else:
             session.details.epoch = epoch
 
@@ -338,19 +341,46 @@ class Owning:
         """Note that a host does not answer."""
         self._moves.host_away(host)
 
-    def _hand_over(self, client_id: str, node: str) -> None:
-        """Close the connection of a client that another host owns, and hand over what its session has."""
+    def _hand_over(self, client_id: str, node: str, epoch: int) -> None:
+        """Close the connection of a client that another host owns since this epoch, and hand over what its session
+        has.
+        """
         host, session = self._others.number_of(node), self._sessions.get(client_id)
         if session is not None:
             self._closing.taken_over_elsewhere(session)
-        if host is None or self._others.link_of(host) is None:
-            self._handed_over(client_id, False)
-        else:
-            self._moves.hand_over(client_id, host, partial(self._handed_over, client_id))
 
-    def _handed_over(self, client_id: str, is_done: bool) -> None:
-        if not is_done:  # later
-            self._context.call_later(_RETRY_SECONDS, partial(self._unproven.append, client_id))
+        def over(outcome: HandedOver) -> None:
+            if outcome is HandedOver.NOT_NOW:
+                self._prove_later(client_id)
+            elif outcome is HandedOver.NOT_WANTED:
+                self._take_back(client_id, node, epoch)
+
+        if host is None or self._others.link_of(host) is None:
+            self._prove_later(client_id)
+        else:
+            self._moves.hand_over(client_id, host, over)
+
+    def _prove_later(self, client_id: str) -> None:
+        self._context.call_later(_RETRY_SECONDS, partial(self._unproven.setdefault, client_id))
+
+    def _take_back(self, client_id: str, node: str, epoch: int) -> None:
+        """Take a client id whose owner has no session for it, because this host has one."""
+        if client_id in self._opening:
+            return
+        wait = OwnerWait(client_id, nothing_decided)
+        wait.kind, wait.epoch, wait.former = RequestKind.TAKE, epoch, node
+
+        def taken(epoch: int | None) -> None:
+            session = self._sessions.get(client_id)
+            if not epoch:
+                self._unproven[client_id] = None
+            elif session is None:
+                self._spare.keep(client_id, epoch)
+            else:
+                session.details.epoch = epoch
+
+        wait.then = taken
+        self._questions.ask(wait)
 
     def claim_all(self) -> None:
         """Claim the client ids of all sessions, those of a former run among them."""
@@ -360,32 +390,22 @@ class Owning:
 
     def _removed(self, session: Session) -> None:
         if session.details.epoch:
-            self._keep(session.client_id, session.details.epoch)
+            self._spare.keep(session.client_id, session.details.epoch)
 
-    def _keep(self, client_id: str, epoch: int) -> None:
-        self._spare.pop(client_id, None)
-        self._spare[client_id] = epoch, self._now()
-
-    def _release(self, now: float) -> None:
-        owned: list[tuple[str, int]] = []
-        for _ in range(_PAGE):
-            client_id = next(iter(self._spare), None)
-            if client_id is None or self._spare[client_id][1] + _SPARE_SECONDS > now:
-                break
-            epoch, _ = self._spare.pop(client_id)
-            session = self._sessions.get(client_id)
-            if session is not None:
-                session.details.epoch = max(epoch, session.details.epoch)
-            elif self._endings.is_awaited(client_id) or self._capacity.waiting_for(client_id):
-                self._keep(client_id, epoch)
-            else:
-                owned.append((client_id, epoch))
-        if owned:
-            self._questions.release(owned)
+    def _is_needed(self, client_id: str, epoch: int) -> bool:
+        """Whether a client id has a session again, or will have."""
+        session = self._sessions.get(client_id)
+        if session is not None:
+            session.details.epoch = max(epoch, session.details.epoch)
+        elif self._endings.is_awaited(client_id) or self._capacity.waiting_for(client_id):
+            self._spare.keep(client_id, epoch)
+        else:
+            return False
+        return True
 
     # ------------------------------------------------------------ other hosts
 
-    def _tell_former(self, wait: _Wait, epoch: int) -> None:
+    def _tell_former(self, wait: OwnerWait, epoch: int) -> None:
         host = self._others.number_of(wait.former)
         wait.epoch = epoch
         # a host that does not answer hears it when it is back
@@ -422,8 +442,10 @@ class Owning:
 
     def _give(self, client_id: str, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""
-        if client_id in self._spare and self._spare[client_id][0] < epoch:
-            del self._spare[client_id]
+        self._spare.forget_before(client_id, epoch)
+        wait = self._opening.get(client_id)
+        if wait is not None and wait.epoch < epoch and self._giving.pop((client_id, wait.epoch), None) is not None:
+            wait.then(None)  # it has been taken again, before its former owner has answered
         session = self._sessions.get(client_id)
         if session is None or session.details.epoch >= epoch:
             return
@@ -434,7 +456,7 @@ class Owning:
         if session is None:
             return
         if fate is Fate.STAYS:
-            self._unproven.append(client_id)  # what it has is handed over
+            self._unproven[client_id] = None  # what it has is handed over
         elif fate is Fate.MOVED:
             self._endings.end_moved(session)
         else:
@@ -450,13 +472,9 @@ class Owning:
                 return  # it is asked again
             self._moves.keep(client_id)
             if epoch is None:
-                self._hand_over(client_id, wait.former)  # if it has moved, nothing of it is taken
+                self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, nothing of it is taken
             elif session is not None:
                 session.details.epoch = epoch
 
-        wait = _Wait(client_id, known)
+        wait = OwnerWait(client_id, known)
         self._questions.ask(wait)
-
-
-def _nothing(_epoch: int | None) -> None:
-    pass

@@ -55,6 +55,7 @@ _TERMS: Final = struct.Struct("<BBIQBH")
 _NO_NAME: Final = 0xFFFF
 _SUBSCRIPTION: Final = struct.Struct("<HBI")
 """Bytes of the filter as the client named it, options, Subscription Identifier."""
+_IDENTIFIER_MAX: Final = 268_435_455
 _RETAIN_HANDLING: Final = 0x30
 _NEVER_RETAINED: Final = 0x20
 
@@ -108,7 +109,7 @@ def decode_subscriptions(part: bytes) -> Iterable[tuple[Subscription, int]]:
     while at < len(part):
         length, options, identifier = _SUBSCRIPTION.unpack_from(part, at)
         at += _SUBSCRIPTION.size + length
-        if at > len(part):
-            raise ValueError("a subscription is cut off")
+        if at > len(part) or identifier > _IDENTIFIER_MAX:
+            raise ValueError("a subscription is damaged")
         options = options & ~_RETAIN_HANDLING | _NEVER_RETAINED
         yield Subscription(part[at - length : at], options), identifier

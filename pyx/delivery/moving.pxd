@@ -36,6 +36,7 @@ cdef class Moving:
 
     cdef int pack(self, Packed packed, uint8_t kind, uint16_t packet_id, uint8_t state, uint8_t flags,
                   bytes identifiers, Message m) except -1
+    cdef int bound(self, Session s) except -1
     cdef uint32_t check_record(self, const uint8_t* p, size_t n) except? 0xFFFFFFFF
     cdef Message take_in(self, Session s, uint8_t kind, uint16_t packet_id, uint8_t window_state, bytes record,
                          int64_t ahead)

@@ -13,6 +13,8 @@ Packing changes nothing: the session has everything until the other host owns it
 alone, before what this worker has logged for it since it has its subscriptions here. Both may have the same message:
 it is known by its fingerprint (`Session.brought`), and not sent from the log.
 
+The bounds of the session's queue apply to what has come: the oldest is dropped.
+
 A host that is not the owner any more may still have messages for a client: they are *handed over*, to be sent after
 what the session of the owner has. Those that were published when that was there already are not taken: it has them
 itself.
@@ -23,6 +25,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
+from pyx.core.limits cimport QueueRule
 from pyx.core.little_endian cimport get16, get32, put16, put32
 from pyx.core.work cimport COPY, KIBI, OBJECT, PLACE, VISIT, work
 from pyx.delivery.backlog cimport Backlog
@@ -237,8 +240,24 @@ cdef class Moving:
                 if m is not None and m.content.number >= since:
                     seen.add(fingerprint(&self.backlog.subscriptions.key, &m.content))
             at += HEAD_BYTES + length
+        self.bound(s)
         if self.state.keeps and is_stored(s):
             self.windows.mark_dirty(s)
+
+    cdef int bound(self, Session s) except -1:
+        # what has come is in the session's own queue, which may not be longer than what it would be sent from the log
+        cdef const QueueRule* rule = self.backlog.bounding.rule_of(s)
+        cdef uint64_t number
+        while s.queue_count and (rule.messages_max and s.queue_count > rule.messages_max or
+                                 rule.bytes_max and s.queue_bytes > rule.bytes_max):
+            work(COPY)
+            number = s.queue[s.queue_head].number
+            s.dequeue()
+            if number:
+                self.windows.forget_queued(s, number)
+            self.counters.at[count.DROPPED_QUEUE_FULL] += 1
+            self.state.drops.add(s, count.DROPPED_QUEUE_FULL, 1)
+        return 0
 
     def take_late(self, Session s not None, bytes page not None, int64_t ahead, set seen not None, uint64_t before):
         """Queue for a session the messages of a page of a former owner whose numbers are below `before`. `seen`: the
@@ -261,6 +280,7 @@ cdef class Moving:
                     self.backlog.queue_for(s, m, flags & 3, flags & 4 != 0, identifiers, 0, 0)
                     self.counters.at[count.MESSAGES_HANDED_OVER] += 1
             at += HEAD_BYTES + length
+        self.bound(s)
 
     cdef uint32_t check_record(self, const uint8_t* p, size_t n) except? 0xFFFFFFFF:
         # the length of a record behind its head

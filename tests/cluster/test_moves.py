@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Iterator
 
@@ -258,3 +259,32 @@ def test_a_client_returns_to_its_dead_host() -> None:
 
         wait_until(is_served, 60, "its host serves it again")
         assert sorted(got) == [b"%d" % number for number in range(8)]
+
+
+def test_connections_that_change_in_the_middle_of_a_move(hosts: Hosts) -> None:
+    """A client connects to another host, and again before it is answered: its session is there, with everything."""
+    chance = random.Random(19)
+    publisher = hosts[0].client("restless-publisher")
+    names = [f"restless-{at}" for at in range(40)]
+    for name in names:
+        client = lasting(hosts[0], name)
+        client.subscribe((f"restless/{name}", 1))
+        client.disconnect()
+        for number in range(10):
+            publisher.publish(f"restless/{name}", b"%d" % number, qos=1)
+    packet = {name: connect(5, name, clean=False, properties={"session_expiry_interval": 600}) for name in names}
+    for name in names:
+        first = Client(hosts[1].address, 5)
+        first.send(packet[name])
+        let_pass(chance.uniform(0, 0.01))
+        first.close()
+        second = Client(hosts[1].address, 5)
+        second.send(packet[name])
+        assert second.expect("CONNACK", reason=0).session_present
+        got: set[bytes] = set()
+        while len(got) < 10:
+            message = second.expect("PUBLISH")
+            second.ack("PUBACK", message.packet_id)
+            got.add(message.payload)
+        second.disconnect()
+    publisher.disconnect()

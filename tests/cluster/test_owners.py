@@ -233,3 +233,46 @@ def test_every_host_says_who_owns_a_client(hosts: Hosts) -> None:
             assert ask(host, f"/api/v1/owner{wrong}")[0] == 400
     hosts.etcd.stop()
     assert ask(hosts[0], "/api/v1/owner?client_id=nobody")[0] == 503
+
+
+def test_a_host_that_takes_a_client_from_one_that_has_just_taken_it() -> None:
+    """The first of the two that take it waits for its former owner, which is stopped: it gives way as well."""
+    with hosts_of((1, 1, 1)) as hosts:
+        former = hosts[0].client("thrice")
+        pid = hosts[0].worker_pids()[0]
+        os.kill(pid, signal.SIGSTOP)
+        clients = [Client(host.address, 5) for host in hosts[1:]]
+        try:
+            clients[0].send(connect(5, "thrice"))
+            wait_until(lambda: owners(hosts.etcd).get("thrice") == "n1", SECONDS, "the second host owns it")
+            clients[1].send(connect(5, "thrice"))
+            clients[1].expect("CONNACK", reason=0)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert owners(hosts.etcd)["thrice"] == "n2"
+        wait_until(lambda: not is_open(clients[0]), SECONDS, "the second host does not serve it")
+        wait_until(lambda: not is_open(former), SECONDS, "nor does the first one")
+        assert is_open(clients[1])
+        for client in clients:
+            client.close()
+
+
+def test_a_session_made_while_its_owner_had_none() -> None:
+    """While etcd is away a client leaves a session on a host whose client id another one owns without a session. It is
+    kept, with what was acknowledged, when etcd is back.
+    """
+    with hosts_of((1, 1), "leveldb") as hosts:
+        hosts[0].client("left").disconnect()
+        hosts.etcd.freeze()
+        try:
+            client = hosts[1].client("left", properties={"session_expiry_interval": 600})
+            client.subscribe(("kept", 1))
+            client.disconnect()
+            publisher = hosts[1].client("left-publisher")
+            publisher.publish("kept", b"acknowledged", qos=1)
+        finally:
+            hosts.etcd.thaw()
+        wait_until(lambda: owners(hosts.etcd).get("left") == "n1", 60, "the host that has the session owns it")
+        client = hosts[1].client("left", clean=False)
+        assert client.connack.session_present
+        client.receive("kept", b"acknowledged")

