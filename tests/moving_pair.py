@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.worker.giving import HandedOver
+from broker.worker.giving import LateOutcome
 from broker.worker.moves import SessionMoves
 from leveldb_store.memory import MemoryStore
 from tests.kept_host import lasting
@@ -88,8 +88,8 @@ class Pair:
         self.errors: list[str] = []
         self.unreachable: list[None] = []
 
-    def outcome(self, outcome: HandedOver) -> None:
-        self.answers.append(outcome is HandedOver.DONE)
+    def outcome(self, outcome: LateOutcome) -> None:
+        self.answers.append(outcome is LateOutcome.DONE)
 
     def settle(self, until: Callable[[], bool] = lambda: False) -> None:
         """Deliver messages until there are none, or `until` is true."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyx.delivery.moving import Departure
     from pyx.delivery.session import Session
 
-__all__ = ["Giving", "HandedOver"]
+__all__ = ["Giving", "LateOutcome"]
 
 _PAUSE_SECONDS: Final = 0.01
 _OUTBOX_SHARE: Final = 8
@@ -41,7 +41,7 @@ _SILENCE_SECONDS: Final = 10.0
 """Time without a message after which the other host is not waited for: longer than that waits."""
 
 
-class HandedOver(Enum):
+class LateOutcome(Enum):
     """What has become of a session that was to be handed over."""
 
     DONE = 0
@@ -59,7 +59,7 @@ class _Leaving:
     __slots__ = ("departure", "due", "host", "number", "pages", "session", "then")
 
     def __init__(
-        self, session: Session, host: int, number: int, due: float, then: Callable[[HandedOver], None] | None = None
+        self, session: Session, host: int, number: int, due: float, then: Callable[[LateOutcome], None] | None = None
     ) -> None:
         self.session = session
         self.host = host
@@ -189,16 +189,16 @@ class Giving:
                 return
             yield
 
-    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[HandedOver], None]) -> None:
+    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[LateOutcome], None]) -> None:
         """Hand over what a session has that is another host's by now, and end it."""
         session = self._sessions.get(client_id)
         if session is not None:
             self._closing.taken_over_elsewhere(session)
             session = self._sessions.get(client_id)
         if session is None:
-            then(HandedOver.DONE)
+            then(LateOutcome.DONE)
         elif client_id in self._leaving:
-            then(HandedOver.NOT_NOW)
+            then(LateOutcome.NOT_NOW)
         else:
             self._endings.hold(session)
             self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
@@ -213,17 +213,17 @@ class Giving:
         if self._sessions.get(client_id) is session and session.connection is None and not session.details.epoch:
             self.taken(client_id)
             self._endings.end_moved(session)
-            leaving.then(HandedOver.DONE)
+            leaving.then(LateOutcome.DONE)
         else:
             self.keep(client_id)
-            leaving.then(HandedOver.NOT_NOW)
+            leaving.then(LateOutcome.NOT_NOW)
 
     def is_not_wanted(self, client_id: str, number: int) -> None:
         """Keep a session that was to be handed over to an owner that has none."""
         leaving = self._leaving.get(client_id)
         if leaving is not None and leaving.number == number and leaving.then is not None:
             self.keep(client_id)
-            leaving.then(HandedOver.NOT_WANTED)
+            leaving.then(LateOutcome.NOT_WANTED)
 
     def taken(self, client_id: str) -> None:
         """Forget a move that is done: the session is the new owner's."""
@@ -254,4 +254,4 @@ class Giving:
                 self._resolve(client_id)
             else:
                 self.keep(client_id)
-                self._context.guard_client(client_id, leaving.then, HandedOver.NOT_NOW)
+                self._context.guard_client(client_id, leaving.then, LateOutcome.NOT_NOW)

@@ -41,7 +41,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
-from broker.worker.giving import Giving, HandedOver
+from broker.worker.giving import Giving, LateOutcome
 from broker.worker.session_parts import CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SessionMoves:
         """Bring a session: see `Fetching.fetch`."""
         self._fetching.fetch(client_id, next(self._numbers), host, epoch, conn, then, unreachable)
 
-    def hand_over(self, client_id: str, host: int, then: Callable[[HandedOver], None]) -> None:
+    def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None]) -> None:
         """Hand over what a session has: see `Giving.hand_over`."""
         self._giving.hand_over(client_id, next(self._numbers), host, then)
 

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
-from broker.worker.giving import HandedOver
+from broker.worker.giving import LateOutcome
 from broker.worker.moves import SessionMoves
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
@@ -265,10 +265,10 @@ class Owning:
             wait.fate = Fate.MOVED
             self._questions.ask(wait)
 
-        def fetch(outcome: HandedOver) -> None:
-            if outcome is HandedOver.NOT_NOW:
+        def fetch(outcome: LateOutcome) -> None:
+            if outcome is LateOutcome.NOT_NOW:
                 wait.then(None)
-            elif outcome is HandedOver.NOT_WANTED:  # the session of this host goes on
+            elif outcome is LateOutcome.NOT_WANTED:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
                 newest = wait.attempt.conn if wait.attempt is not None else conn
@@ -277,7 +277,7 @@ class Owning:
         if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
         else:
-            fetch(HandedOver.DONE)
+            fetch(LateOutcome.DONE)
 
     def _stands(self, standing: Standing) -> None:
         """Claim everything anew if what this host owned has ended with its former lease."""
@@ -349,10 +349,10 @@ class Owning:
         if session is not None:
             self._closing.taken_over_elsewhere(session)
 
-        def over(outcome: HandedOver) -> None:
-            if outcome is HandedOver.NOT_NOW:
+        def over(outcome: LateOutcome) -> None:
+            if outcome is LateOutcome.NOT_NOW:
                 self._prove_later(client_id)
-            elif outcome is HandedOver.NOT_WANTED:
+            elif outcome is LateOutcome.NOT_WANTED:
                 self._take_back(client_id, node, epoch)
 
         if host is None or self._others.link_of(host) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.worker import giving
-from broker.worker.giving import HandedOver
+from broker.worker.giving import LateOutcome
 from broker.worker.session_parts import DONE
 from tests.kept_host import lasting
 from tests.moving_pair import SECOND, TOPICS, Pair, pair, publish_some, received, subscribed
@@ -74,19 +74,19 @@ def test_a_session_that_its_owner_does_not_know_is_kept(pair: Pair) -> None:
     """Who owns a client id without a session has nothing that counts."""
     pair.old.host.lose(subscribed(pair.old.host))
     publish_some(pair.old.host, TOPICS, 2)
-    outcomes: list[HandedOver] = []
+    outcomes: list[LateOutcome] = []
     pair.old.moves.hand_over("c", SECOND, outcomes.append)
     pair.settle()
-    assert outcomes == [HandedOver.NOT_WANTED]
+    assert outcomes == [LateOutcome.NOT_WANTED]
     assert len(received(lasting(pair.old.host, "c", 5))) == 2 * len(TOPICS)
 
 
 def test_a_session_in_use_does_not_end_when_it_was_handed_over(pair: Pair) -> None:
     of_before(pair)
-    outcomes: list[HandedOver] = []
+    outcomes: list[LateOutcome] = []
     pair.old.moves.hand_over("c", SECOND, outcomes.append)
     pair.settle(lambda: pair.sent[0][1] == DONE)
     client = lasting(pair.old.host, "c", 5)
     pair.settle()
-    assert outcomes == [HandedOver.NOT_NOW]
+    assert outcomes == [LateOutcome.NOT_NOW]
     assert not client.closed
