@@ -13,9 +13,10 @@ can be completed or corrected by measuring a part again; the written table has t
 The comparison needs the ruler (--ruler, RULER, default ../shared/ruler): without it one line reports its omission. Two
 more measurements decide constants and are not part of the table:
 
-    python -m tests.benchmarks.moving_sessions     how long a session takes to move between hosts
     python -m tests.benchmarks.sharing     the size from which a body is worth sharing (limits.share_large_bytes)
     python -m tests.benchmarks.wiring      links, memory and time to ready of 4, 16 and 64 workers, three ways
+
+Not part of it either: `python -m tests.benchmarks.moving_sessions`, how long a session takes to move between hosts.
 """
 
 from __future__ import annotations
