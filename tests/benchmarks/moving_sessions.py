@@ -38,8 +38,14 @@ def _fill(publisher: Client, messages: int, size: int) -> None:
 
 def _measure(store: str, messages: int, size: int, moves: int, workers: int) -> list[float]:
     """Return the times of all moves in ms."""
-    bounds = {"queue_messages_max": 2 * messages, "queue_bytes_max": 1 << 30, "takeovers_per_minute_max": 0}
-    with hosts_of((workers, workers), store, **bounds) as hosts:
+    running = hosts_of(
+        (workers, workers),
+        store,
+        queue_messages_max=2 * messages,
+        queue_bytes_max=1 << 30,
+        takeovers_per_minute_max=0,
+    )
+    with running as hosts:
         client = hosts[0].client("moving", clean=False, properties=_LASTING)
         client.subscribe(("moving", 1))
         client.disconnect()
