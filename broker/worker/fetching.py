@@ -116,6 +116,7 @@ class Fetching:
         closing: Closing,
         subscribing: Subscribing,
         send: Send,
+        numbers: Iterator[int],
     ) -> None:
         self._context = context
         self._router = context.router
@@ -126,6 +127,7 @@ class Fetching:
         self._closing = closing
         self._subscribing = subscribing
         self._send = send
+        self._numbers = numbers
         self._arriving: dict[str, _Arrival] = {}
         """By client id."""
         self._late: dict[tuple[str, int], _Late] = {}
@@ -134,7 +136,6 @@ class Fetching:
     def fetch(
         self,
         client_id: str,
-        number: int,
         host: int,
         epoch: int,
         conn: Connection,
@@ -149,6 +150,7 @@ class Fetching:
             self._context.counters.add(count.MOVES_REFUSED)
             then(False)
             return
+        number = next(self._numbers)
         if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch)):
             unreachable()
             return
@@ -318,7 +320,7 @@ class Fetching:
         self._renew(arrival)
         try:
             self._take(kind, arrival, rest)
-        except Exception:
+        except Exception:  # whatever it is: the move has failed, and the one door hears of it
             self._fail(arrival)
             raise
 

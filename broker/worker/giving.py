@@ -82,6 +82,7 @@ class Giving:
         others: OtherOwners,
         send: Send,
         resolve: Callable[[str], None],
+        numbers: Iterator[int],
     ) -> None:
         self._context = context
         self._router = context.router
@@ -91,6 +92,7 @@ class Giving:
         self._others = others
         self._send = send
         self._resolve = resolve
+        self._numbers = numbers
         self._leaving: dict[str, _Leaving] = {}
 
     def is_leaving(self, client_id: str) -> bool:
@@ -189,7 +191,7 @@ class Giving:
                 return
             yield
 
-    def hand_over(self, client_id: str, number: int, host: int, then: Callable[[LateOutcome], None]) -> None:
+    def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None]) -> None:
         """Hand over what a session has that is another host's by now, and end it."""
         session = self._sessions.get(client_id)
         if session is not None:
@@ -200,6 +202,7 @@ class Giving:
         elif client_id in self._leaving:
             then(LateOutcome.NOT_NOW)
         else:
+            number = next(self._numbers)
             self._endings.hold(session)
             self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
             self.go_on(client_id, number)

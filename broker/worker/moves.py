@@ -41,7 +41,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
-from broker.worker.giving import Giving, LateOutcome
+from broker.worker.giving import Giving
 from broker.worker.session_parts import CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from broker.context.sessions import Sessions
     from broker.persistence.state_records import StateRecords
     from broker.worker.other_owners import OtherOwners
-    from pyx.delivery.connection import Connection
 
 __all__ = ["SessionMoves"]
 
@@ -79,28 +78,15 @@ class SessionMoves:
         self._sessions = sessions
         self._endings = endings
         self._send = send
-        self._numbers = itertools.count(context.router.state.wall_ms << 16)  # rise over restarts
-        self._fetching = Fetching(context, sessions, state_records, endings, capacity, closing, subscribing, send)
-        self._giving = Giving(context, sessions, endings, closing, others, send, resolve)
+        numbers = itertools.count(context.router.state.wall_ms << 16)  # of moves; they rise over restarts
+        self._fetching = Fetching(
+            context, sessions, state_records, endings, capacity, closing, subscribing, send, numbers
+        )
+        self._giving = Giving(context, sessions, endings, closing, others, send, resolve, numbers)
         self.is_leaving, self.host_away = self._giving.is_leaving, self._fetching.host_away
-        self.go_on_for = self._fetching.go_on_for
+        self.fetch, self.go_on_for = self._fetching.fetch, self._fetching.go_on_for
+        self.hand_over = self._giving.hand_over
         self.taken, self.keep = self._giving.taken, self._giving.keep
-
-    def fetch(
-        self,
-        client_id: str,
-        host: int,
-        epoch: int,
-        conn: Connection,
-        then: Callable[[bool], None],
-        unreachable: Callable[[], None],
-    ) -> None:
-        """Bring a session: see `Fetching.fetch`."""
-        self._fetching.fetch(client_id, next(self._numbers), host, epoch, conn, then, unreachable)
-
-    def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None]) -> None:
-        """Hand over what a session has: see `Giving.hand_over`."""
-        self._giving.hand_over(client_id, next(self._numbers), host, then)
 
     def cancel(self, client_id: str, host: int | None) -> None:
         """Let the former owner keep a session that has come: another host has taken the client id meanwhile."""

@@ -60,9 +60,6 @@ class OwnerQuestions(Generic[Question]):
         self._asked: dict[int, Question] = {}
         """By number, the earliest first."""
 
-    def __len__(self) -> int:
-        return len(self._asked)
-
     def ask(self, *questions: Question) -> None:
         """Ask; several travel together."""
         due, requests = self._context.router.state.now_ms / 1000 + _ANSWER_SECONDS, []

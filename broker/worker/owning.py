@@ -117,11 +117,6 @@ class Owning:
         )  # fmt: skip
         sessions.when_removed = self._removed
 
-    @property
-    def waiting(self) -> int:
-        """Return the number of those who wait for an owner."""
-        return len(self._questions) + len(self._giving)
-
     # ------------------------------------------------------------ CONNECT
 
     def _now(self) -> float:

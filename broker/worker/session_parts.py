@@ -51,8 +51,8 @@ EPOCH: Final = struct.Struct("<Q")
 PART: Final = struct.Struct("<IBq")
 """Number of the part of a STATE, PAGE or LATE, whether it is the last one, and the sender's time in ms."""
 _FORMAT: Final = 1
-_TERMS: Final = struct.Struct("<BBIQBH")
-_NO_NAME: Final = 0xFFFF
+_TERMS: Final = struct.Struct("<BBIQBI")
+"""Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1, or 0."""
 _SUBSCRIPTION: Final = struct.Struct("<HBI")
 """Bytes of the filter as the client named it, options, Subscription Identifier."""
 _IDENTIFIER_MAX: Final = 268_435_455
@@ -74,7 +74,7 @@ class SessionTerms(NamedTuple):
     def encode(self) -> bytes:
         """Return the terms as bytes."""
         name = (self.username or "").encode()
-        length = _NO_NAME if self.username is None else len(name)
+        length = 0 if self.username is None else len(name) + 1
         return _TERMS.pack(_FORMAT, self.version, self.expiry, self.began, self.began_clean, length) + name
 
     @classmethod
@@ -83,10 +83,10 @@ class SessionTerms(NamedTuple):
         form, version, expiry, began, clean, length = _TERMS.unpack_from(part)
         if form != _FORMAT:
             raise ValueError(f"the state of a session has format {form}, this release reads {_FORMAT}")
-        at = _TERMS.size + (0 if length == _NO_NAME else length)
+        at = _TERMS.size + max(0, length - 1)
         if at > len(part):
             raise ValueError("the state of a session is cut off")
-        username = None if length == _NO_NAME else part[_TERMS.size : at].decode()
+        username = part[_TERMS.size : at].decode() if length else None
         return cls(version, expiry, began, bool(clean), username), part[at:]
 
 

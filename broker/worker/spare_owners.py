@@ -46,9 +46,6 @@ class SpareOwners:
         """Epochs, and since when; the earliest first."""
         self._is_releasing = False
 
-    def __len__(self) -> int:
-        return len(self._spare)
-
     def epoch_of(self, client_id: str) -> int:
         """Return the epoch of a client id, 0 if it is not here."""
         found = self._spare.get(client_id)

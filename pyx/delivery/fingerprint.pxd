@@ -8,6 +8,7 @@ from pyx.protocol.message cimport Content
 
 
 cdef inline uint64_t fingerprint(const HashKey* key, const Content* c) noexcept:
+    # only C is called: hash_bytes and work
     cdef uint64_t[4] words
     words[0] = c.number
     words[1] = c.topic_len

@@ -276,3 +276,18 @@ def test_a_session_made_while_its_owner_had_none() -> None:
         client = hosts[1].client("left", clean=False)
         assert client.connack.session_present
         client.receive("kept", b"acknowledged")
+
+
+def test_take_overs_between_hosts_are_bounded() -> None:
+    """limits.takeovers_per_minute_max of each host: the newer client is refused, the older one stays."""
+    with hosts_of((1, 1), takeovers_per_minute_max=2) as hosts:
+        client = hosts[0].client("contested")
+        for turn in range(1, 5):  # two of each host
+            newer = hosts[turn % 2].client("contested")
+            client.expect_closed(_TAKEN_OVER)
+            client = newer
+        refused = Client(hosts[1].address, 5)
+        refused.send(connect(5, "contested"))
+        refused.expect_refused(0x97)
+        refused.close()
+        assert is_open(client)
