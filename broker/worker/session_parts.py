@@ -52,7 +52,7 @@ PART: Final = struct.Struct("<IBq")
 """Number of the part of a STATE, PAGE or LATE, whether it is the last one, and the sender's time in ms."""
 _FORMAT: Final = 1
 _TERMS: Final = struct.Struct("<BBIQBI")
-"""Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1, or 0."""
+"""Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1."""
 _SUBSCRIPTION: Final = struct.Struct("<HBI")
 """Bytes of the filter as the client named it, options, Subscription Identifier."""
 _IDENTIFIER_MAX: Final = 268_435_455
