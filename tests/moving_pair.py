@@ -35,6 +35,8 @@ class Side:
         self.number = number
         self.resolved: list[str] = []
         self.is_linked = True
+        self.is_whole = True
+        """Whether no third host is away."""
         self._sent = sent
         self._other = other
         self.take(host)
@@ -55,6 +57,7 @@ class Side:
             self._send,
             self.resolved.append,
         )
+        node.sessions.when_begun = self.moves.begun
 
     def _send(self, host: int, kind: bytes, number: int, client_id: str, rest: bytes) -> bool:
         assert host == self._other
@@ -68,8 +71,11 @@ class Side:
     def tell_host(self, _number: int, _kind: bytes, _payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
         raise AssertionError("not used here")
 
-    def flush(self, then: Callable[[], None]) -> None:
-        then()
+    def flush(self, then: Callable[[bool], None]) -> None:
+        then(self.is_whole)
+
+    def has_away(self) -> bool:
+        return not self.is_whole
 
     def link_of(self, _number: int) -> Any:
         return Line() if self.is_linked else None
@@ -129,8 +135,7 @@ class Pair:
         self.answers.clear()
         self.new.host.lose(waiting)
         former = self.old.host.node.sessions.get(client_id)
-        if former is not None:
-            self.old.moves.taken(client_id)
+        if former is not None and not self.old.moves.stays_behind(client_id):
             self.old.host.node.endings.end_moved(former)
         self.settle()
 

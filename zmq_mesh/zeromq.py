@@ -30,6 +30,9 @@ __all__ = ["ZeroMq"]
 
 # Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
 HIGH_WATER: Final = 64
+# Time in which a host must accept a connection, and acknowledge what was sent over one; then there is a new one. After
+# a network has lost packets for seconds TCP itself tries again only after as many seconds as it has lost them.
+_TIMEOUT_MS: Final = 1500
 # From this size on ZeroMQ gets a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but
 # releasing a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see
 # INLINE_BYTES_MAX).
@@ -62,6 +65,8 @@ class _Push:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _TIMEOUT_MS)
+        socket.setsockopt(zmq.TCP_MAXRT, _TIMEOUT_MS)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.copy_threshold = REFERENCE_BYTES_MIN

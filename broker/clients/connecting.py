@@ -257,10 +257,11 @@ class Connecting:
             details.will_handle.cancel()
             details.will_handle = None
         details.epoch = attempt.epoch
-        if not details.began:
-            details.began, details.began_clean = self._router.state.wall_ms, packet.clean_start
         details.expiry_interval = expiry
         session.durable = expiry > 0
+        if not details.began:
+            details.began, details.began_clean = self._router.state.wall_ms, packet.clean_start
+            self._sessions.when_begun(session)
         session.version = packet.version
         details.username = username
         details.will = packet.will

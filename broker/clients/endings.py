@@ -101,16 +101,20 @@ class Endings:
         steps.finish()
 
     def end_moved(self, session: Session) -> None:
-        """End a session without a connection that another host has: its will is that one's, too."""
+        """End a session without a connection that another host has."""
+        self.will_moved(session)
+        session.details.epoch = 0  # nothing is released
+        self._recording.session_ended(session, "moved to another host")
+        self.end(session)
+
+    def will_moved(self, session: Session) -> None:
+        """Forget the will of a session without a connection that another host has: it is that one's, too."""
         details: Details = session.details
         details.will = None
         if details.will_handle is not None:
             details.will_handle.cancel()
             details.will_handle = None
         self._state_records.will_gone(session)
-        details.epoch = 0  # nothing is released
-        self._recording.session_ended(session, "moved to another host")
-        self.end(session)
 
     def hold(self, session: Session) -> None:
         """Let an offline session not expire for now: `expire_in` does."""

@@ -138,6 +138,8 @@ class Sessions:
         self._reserved = 0
         self.when_removed: Callable[[Session], None] = lambda _session: None
         """Called when a session has ended."""
+        self.when_begun: Callable[[Session], None] = lambda _session: None
+        """Called when the first CONNECT of a session has given it its terms."""
         self.ruling = 0
         """The present `ruling` of `Details`."""
 

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Final
 from broker.context.piecework import AT_ONCE
 from broker.context.sessions import own_bytes
 from broker.worker.session_parts import (
+    ALL_THERE,
     CANCEL,
     DONE,
     EPOCH,
     GIVE,
     GO_ON,
+    LAST,
+    LAST_FOR_NOW,
+    MORE,
     NOTHING,
+    ONE_AWAY,
     PAGE,
     PART,
     STATE,
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
     from broker.persistence.state_records import StateRecords
+    from broker.worker.other_owners import OtherOwners
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscription
@@ -43,13 +49,12 @@ Send = Callable[[int, bytes, int, str, bytes], bool]
 it is linked."""
 _SILENCE_SECONDS: Final = 5.0
 """Time without a part after which a move has failed."""
-_BROUGHT_SECONDS: Final = 2.0
-"""Time after the last page in which a message may still come that was in one."""
-_SERVE_SECONDS: Final = 0.02
+_REMEMBER_SECONDS: Final = 60.0
+"""Time for which a session remembers what it has had, after it has begun or come; longer while a host is away."""
+_FORGETS_MAX: Final = 200
+"""Sessions that forget it at once."""
 _ARRIVING_MAX: Final = 1000
 """Sessions that come to a worker at a time."""
-_CLOCKS_SECONDS: Final = 120
-"""More than clocks of hosts may differ: what is published later has no lower number."""
 _SUBSCRIBE_MS: Final = 1000
 """Time after the beginning of a session in which its client subscribes."""
 _LATE_SECONDS: Final = 60.0
@@ -60,8 +65,8 @@ class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
     __slots__ = (
-        "client_id", "conn", "due", "host", "is_subscribed", "number", "parts", "seen", "session", "subscriptions",
-        "then", "unreachable",
+        "client_id", "conn", "due", "host", "is_subscribed", "number", "parts", "session", "subscriptions", "then",
+        "unreachable",
     )  # fmt: skip
 
     def __init__(
@@ -87,19 +92,16 @@ class _Arrival:
         """Those of the owner, each with its Subscription Identifier."""
         self.is_subscribed = False
         """Whether it has these subscriptions, and waits until hosts know them."""
-        self.seen: set[int] = set()
-        """Fingerprints of the messages that have come."""
 
 
 class _Late:
     """What a former owner hands over."""
 
-    __slots__ = ("number", "parts", "seen", "until")
+    __slots__ = ("number", "parts", "until")
 
     def __init__(self) -> None:
         self.number = 0
         self.parts = 0
-        self.seen: set[int] = set()
         self.until = 0.0
 
 
@@ -115,6 +117,7 @@ class Fetching:
         capacity: Capacity,
         closing: Closing,
         subscribing: Subscribing,
+        others: OtherOwners,
         send: Send,
         numbers: Iterator[int],
     ) -> None:
@@ -126,12 +129,48 @@ class Fetching:
         self._capacity = capacity
         self._closing = closing
         self._subscribing = subscribing
+        self._others = others
         self._send = send
         self._numbers = numbers
         self._arriving: dict[str, _Arrival] = {}
         """By client id."""
         self._late: dict[tuple[str, int], _Late] = {}
         """By client id and host."""
+        self._remembering: dict[str, float] = {}
+        """Client ids of sessions that remember what they have had, and until when, the earliest first."""
+        self._owed: dict[str, set[int]] = {}
+        """By client id: the hosts that have said that they may have more for it."""
+
+    def begun(self, session: Session) -> None:
+        """Let a session that begins remember what it has: a host that is away may have a former one of its client."""
+        if session.durable and not session.details.began_clean:
+            self._remember(session)
+
+    def _remember(self, session: Session, is_old: bool = False) -> None:
+        self._router.moving.remember(session, is_old)
+        self._remembering.pop(session.client_id, None)
+        self._remembering[session.client_id] = self._now() + _REMEMBER_SECONDS
+
+    def _forget(self, now: float) -> None:
+        """Let sessions forget what they have had if no other host can have messages for them any more."""
+        for _ in range(min(_FORGETS_MAX, len(self._remembering))):
+            client_id = next(iter(self._remembering))
+            if self._remembering[client_id] > now:
+                return
+            del self._remembering[client_id]
+            session = self._sessions.get(client_id)
+            if session is None:
+                self._owed.pop(client_id, None)
+            elif client_id in self._owed or self._others.has_away() or not self._router.moving.forget(session):
+                self._remembering[client_id] = now + _REMEMBER_SECONDS
+
+    def _note_owed(self, client_id: str, host: int, place: int) -> None:
+        if place == LAST_FOR_NOW:
+            self._owed.setdefault(client_id, set()).add(host)
+        elif place == LAST and client_id in self._owed:
+            self._owed[client_id].discard(host)
+            if not self._owed[client_id]:
+                del self._owed[client_id]
 
     def fetch(
         self,
@@ -207,6 +246,7 @@ class Fetching:
         details.own_bytes = own_bytes(arrival.client_id, details.username, None)
         details.began, details.began_clean = terms.began, terms.began_clean
         self._router.restoring.restore(session, None, {}, {})
+        self._remember(session, is_old=True)
         self._sessions.left(session)
         self._endings.expire_in(session, terms.expiry)
         self._state_records.connected(session)
@@ -234,20 +274,21 @@ class Fetching:
             if self._is_on_its_way(arrival) and arrival.is_subscribed:
                 arrival.is_subscribed = False
                 self._renew(arrival)
-                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, b"")
+                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, self._who_is_there())
 
         self._router.answering.answer_packet(arrival.conn, b"", self._context.another_interest_number(), known)
 
-    def _page_came(self, arrival: _Arrival, is_last: bool, wall_ms: int, page: bytes) -> None:
+    def _who_is_there(self) -> bytes:
+        return ONE_AWAY if self._others.has_away() else ALL_THERE
+
+    def _page_came(self, arrival: _Arrival, place: int, wall_ms: int, page: bytes) -> None:
         session = arrival.session
         if session is None or self._sessions.get(arrival.client_id) is not session:
             self._fail(arrival)
             return
-        now = self._router.state.wall_ms
-        since = _number_at(now - 1000 * _CLOCKS_SECONDS)
-        self._router.moving.take(session, page, now - wall_ms, arrival.seen, since)
-        if is_last:
-            session.brought = arrival.seen
+        self._router.moving.take(session, page, self._router.state.wall_ms - wall_ms)
+        self._note_owed(arrival.client_id, arrival.host, place)
+        if place != MORE:
             self._router.journal.when_durable(partial(self._is_here, arrival))
 
     def _is_here(self, arrival: _Arrival) -> None:
@@ -255,18 +296,7 @@ class Fetching:
             return
         del self._arriving[arrival.client_id]
         self._context.counters.add(count.SESSIONS_MOVED)
-        self._serve(arrival.session, self._now() + _BROUGHT_SECONDS)
         self._context.guard_client(arrival.client_id, arrival.then, True)
-
-    def _serve(self, session: Session | None, until: float) -> None:
-        """Let it read its log now and then, while messages that it has brought may come again."""
-        if session is None or self._sessions.get(session.client_id) is not session:
-            return
-        if self._now() >= until:
-            session.brought = None
-        else:
-            self._context.call_later(_SERVE_SECONDS, partial(self._serve, session, until), session)
-        self._router.moving.serve(session)
 
     def _fail(self, arrival: _Arrival) -> None:
         """Leave it where it is."""
@@ -292,7 +322,7 @@ class Fetching:
 
     def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> None:
         """Take a part of what a former owner hands over."""
-        part, is_last, wall_ms = PART.unpack_from(rest)
+        part, place, wall_ms, began = PART.unpack_from(rest)
         late = self._late.setdefault((client_id, host), _Late())
         late.until = self._now() + _LATE_SECONDS
         if part == 0:
@@ -302,15 +332,17 @@ class Fetching:
         late.parts += 1
         session = self._sessions.get(client_id)
         if session is None:  # the other host may keep it
-            if is_last:
+            if place != MORE:
                 self._send(host, NOTHING, number, client_id, b"")
             return
+        self._note_owed(client_id, host, place)
         if not session.details.began_clean:
-            before = _number_at(session.details.began + _SUBSCRIBE_MS)
+            self._remember(session, is_old=True)
+            begun = _number_at(session.details.began + _SUBSCRIBE_MS)
             ahead = self._router.state.wall_ms - wall_ms
-            self._router.moving.take_late(session, rest[PART.size :], ahead, late.seen, before)
-        if is_last:
-            self._router.journal.when_durable(partial(self._send, host, DONE, number, client_id, b""))
+            self._router.moving.take_late(session, rest[PART.size :], ahead, begun, _number_at(began))
+        if place != MORE:
+            self._router.journal.when_durable(lambda: self._send(host, DONE, number, client_id, self._who_is_there()))
 
     def came(self, kind: bytes, host: int, number: int, client_id: str, rest: bytes) -> None:
         """Take an answer of the owner."""
@@ -326,14 +358,14 @@ class Fetching:
 
     def _take(self, kind: bytes, arrival: _Arrival, rest: bytes) -> None:
         if kind in (STATE, PAGE):
-            part, is_last, wall_ms = PART.unpack_from(rest)
+            part, place, wall_ms, _ = PART.unpack_from(rest)
             if part != arrival.parts:
                 raise ValueError(f"part {part} of a session came, not {arrival.parts}")
             arrival.parts += 1
             if kind == STATE:
-                self._state_came(arrival, is_last, rest[PART.size :])
+                self._state_came(arrival, place != MORE, rest[PART.size :])
             else:
-                self._page_came(arrival, is_last, wall_ms, rest[PART.size :])
+                self._page_came(arrival, place, wall_ms, rest[PART.size :])
         elif kind == CANCEL:
             self._fail(arrival)
         else:
@@ -346,6 +378,7 @@ class Fetching:
         for client_id, arrival in list(self._arriving.items()):
             if arrival.due <= now:
                 self._context.guard_client(client_id, self._fail, arrival)
+        self._forget(now)
         for key in [key for key, late in self._late.items() if late.until <= now]:
             del self._late[key]
 

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Final
 from broker.context.piecework import AT_ONCE
 from broker.worker.session_parts import (
     CANCEL,
+    LAST,
+    LAST_FOR_NOW,
     LATE,
+    MORE,
     NOTHING,
     PAGE,
     PAGE_BYTES,
@@ -37,6 +40,10 @@ __all__ = ["Giving", "LateOutcome"]
 _PAUSE_SECONDS: Final = 0.01
 _OUTBOX_SHARE: Final = 8
 """Pages fill this fraction (1 / ...) of a link's outbox: what is published meanwhile has the rest."""
+_LOOK_SECONDS: Final = 4.0
+"""Time until it is looked again whether hosts are away."""
+_LOOKS_MAX: Final = 200
+"""Sessions that are looked after at once."""
 _SILENCE_SECONDS: Final = 10.0
 """Time without a message after which the other host is not waited for: longer than that waits."""
 
@@ -53,10 +60,10 @@ class LateOutcome(Enum):
 
 class _Leaving:
     """A session that goes to another host. then: what it has is handed over, for a session that is there already;
-    called with what has become of it.
+    called with what has become of it. `is_whole`: no host is away that may have messages for it.
     """
 
-    __slots__ = ("departure", "due", "host", "number", "pages", "session", "then")
+    __slots__ = ("departure", "due", "host", "is_whole", "number", "pages", "session", "then")
 
     def __init__(
         self, session: Session, host: int, number: int, due: float, then: Callable[[LateOutcome], None] | None = None
@@ -67,6 +74,7 @@ class _Leaving:
         self.due = due
         self.departure: Departure | None = None
         self.pages = 0
+        self.is_whole = True
         self.then = then
 
 
@@ -94,6 +102,9 @@ class Giving:
         self._resolve = resolve
         self._numbers = numbers
         self._leaving: dict[str, _Leaving] = {}
+        self._left_behind: dict[str, float] = {}
+        """Sessions that stay for what hosts that are away may have, and when to look; the earliest first."""
+        self._began = self._router.state.wall_ms
 
     def is_leaving(self, client_id: str) -> bool:
         """Whether its session may be on its way to another host."""
@@ -137,10 +148,10 @@ class Giving:
                 if options is not None:
                     part += encode_subscription(named, *options)
             if len(part) >= PAGE_BYTES and first + AT_ONCE < total:
-                self._send_part(host, STATE, number, client_id, number_of_part, False, part)
+                self._send_part(host, STATE, number, client_id, number_of_part, MORE, part)
                 number_of_part += 1
                 part = bytearray()
-        self._send_part(host, STATE, number, client_id, number_of_part, True, part)
+        self._send_part(host, STATE, number, client_id, number_of_part, LAST, part)
 
     def _send_part(
         self,
@@ -149,19 +160,20 @@ class Giving:
         number: int,
         client_id: str,
         number_of_part: int,
-        is_last: bool,
+        place: int,
         part: bytes | bytearray,
     ) -> None:
-        head = PART.pack(number_of_part, is_last, self._router.state.wall_ms)
+        head = PART.pack(number_of_part, place, self._router.state.wall_ms, self._began)
         self._send(host, kind, number, client_id, head + part)
 
-    def go_on(self, client_id: str, number: int) -> None:
-        """Send what a session has, behind what is on its way to it."""
-        self._others.flush(partial(self._leave, client_id, number))
+    def go_on(self, client_id: str, number: int, is_whole: bool = True) -> None:
+        """Send what a session has, behind what is on its way to it. is_whole: no host is away from the other one."""
+        self._others.flush(partial(self._leave, client_id, number, is_whole))
 
-    def _leave(self, client_id: str, number: int) -> None:
+    def _leave(self, client_id: str, number: int, is_whole_there: bool, is_whole: bool) -> None:
         leaving = self._leaving.get(client_id)
         if leaving is not None and leaving.number == number:
+            leaving.is_whole = is_whole_there and is_whole
             leaving.departure = self._router.moving.leave(leaving.session)
             self._context.in_pieces(self._send_pages(client_id, leaving, leaving.departure))
 
@@ -170,20 +182,22 @@ class Giving:
         while self._leaving.get(client_id) is leaving and self._sessions.get(client_id) is leaving.session:
             link = self._others.link_of(leaving.host)
             if link is None:
-                return  # it is asked later who owns the client id
+                self._lost(client_id, leaving)
+                return
             if link.full or link.outbox_bytes * _OUTBOX_SHARE > self._context.limits.peer_outbox_bytes_max:
                 rest = self._send_pages(client_id, leaving, departure)
                 self._context.call_later(_PAUSE_SECONDS, partial(self._context.in_pieces, rest))
                 return
             leaving.due = self._until()
             page = departure.page(PAGE_BYTES)
+            last = LAST if leaving.is_whole else LAST_FOR_NOW
             self._send_part(
                 leaving.host,
                 PAGE if leaving.then is None else LATE,
                 leaving.number,
                 client_id,
                 leaving.pages,
-                page is None,
+                MORE if page is not None else last,
                 page or b"",
             )
             leaving.pages += 1
@@ -192,7 +206,9 @@ class Giving:
             yield
 
     def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None]) -> None:
-        """Hand over what a session has that is another host's by now, and end it."""
+        """Hand over what a session has that is another host's by now, and end it; not before hosts that are away have
+        sent what they have for it.
+        """
         session = self._sessions.get(client_id)
         if session is not None:
             self._closing.taken_over_elsewhere(session)
@@ -207,15 +223,16 @@ class Giving:
             self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
             self.go_on(client_id, number)
 
-    def is_done(self, client_id: str, number: int) -> None:
-        """End a session whose messages the owner has."""
+    def is_done(self, client_id: str, number: int, is_whole: bool) -> None:
+        """End a session whose messages the owner has. is_whole: no host is away from that."""
         leaving = self._leaving.get(client_id)
         if leaving is None or leaving.number != number or leaving.then is None:
             return
+        leaving.is_whole &= is_whole
         session = leaving.session
         if self._sessions.get(client_id) is session and session.connection is None and not session.details.epoch:
-            self.taken(client_id)
-            self._endings.end_moved(session)
+            if not self.stays_behind(client_id):
+                self._endings.end_moved(session)
             leaving.then(LateOutcome.DONE)
         else:
             self.keep(client_id)
@@ -228,11 +245,26 @@ class Giving:
             self.keep(client_id)
             leaving.then(LateOutcome.NOT_WANTED)
 
-    def taken(self, client_id: str) -> None:
-        """Forget a move that is done: the session is the new owner's."""
+    def stays_behind(self, client_id: str) -> bool:
+        """Forget a move that is done: the session is the new owner's. Return whether its shell stays here, with its
+        subscriptions and without what the new owner has, for what hosts that are away have for it.
+        """
         leaving = self._leaving.pop(client_id, None)
-        if leaving is not None and leaving.departure is not None:
-            leaving.departure.gone()
+        if leaving is None or leaving.departure is None:
+            return False
+        leaving.departure.gone()
+        session = leaving.session
+        if leaving.is_whole or self._sessions.get(client_id) is not session:
+            return False
+        self._endings.will_moved(session)
+        self._endings.expire_in(session, session.details.expiry_interval)
+        self._context.in_pieces(_drop(leaving.departure))
+        self._look_later(client_id)
+        return True
+
+    def _look_later(self, client_id: str) -> None:
+        self._left_behind.pop(client_id, None)
+        self._left_behind[client_id] = self._router.state.now_ms / 1000 + _LOOK_SECONDS
 
     def keep(self, client_id: str) -> None:
         """Keep a session that does not go: it is an offline one again."""
@@ -247,14 +279,38 @@ class Giving:
         if leaving is not None and leaving.host == host and number in (0, leaving.number):
             self.keep(client_id)
 
-    def tick(self, now: float) -> None:
-        """Give up what is silent."""
+    def host_away(self, host: int) -> None:
+        """Keep what is being handed over to a host that does not answer."""
         for client_id, leaving in list(self._leaving.items()):
-            if leaving.due > now:
-                continue
-            leaving.due = self._until()
-            if leaving.then is None:
-                self._resolve(client_id)
+            if leaving.host == host:
+                self._lost(client_id, leaving)
+
+    def _lost(self, client_id: str, leaving: _Leaving) -> None:
+        """Keep a session that is being handed over; of one that may have moved it is asked later who owns it."""
+        if leaving.then is not None:
+            self.keep(client_id)
+            self._context.guard_client(client_id, leaving.then, LateOutcome.NOT_NOW)
+
+    def tick(self, now: float) -> None:
+        """Give up what is silent, and hand over what has come since for the sessions that have stayed behind."""
+        for client_id, leaving in list(self._leaving.items()):
+            if leaving.due <= now:
+                leaving.due = self._until()
+                if leaving.then is None:
+                    self._resolve(client_id)
+                else:
+                    self._lost(client_id, leaving)
+        for _ in range(min(_LOOKS_MAX, len(self._left_behind))):
+            client_id = next(iter(self._left_behind))
+            if self._left_behind[client_id] > now:
+                break
+            if self._others.has_away():
+                self._look_later(client_id)
             else:
-                self.keep(client_id)
-                self._context.guard_client(client_id, leaving.then, LateOutcome.NOT_NOW)
+                del self._left_behind[client_id]
+                self._resolve(client_id)
+
+
+def _drop(departure: Departure) -> Iterator[None]:
+    while departure.drop():
+        yield

@@ -6,16 +6,16 @@ The new host asks, the present owner gives:
     owner -> new    NOTHING    there is none, or it has ended with its connection
                     CANCEL     not now, or not of that epoch: a host that was away hears a question that is old
                     STATE      its terms and subscriptions, in parts
-    new -> owner    GO_ON      all workers and hosts know the subscriptions of the new one
+    new -> owner    GO_ON      all workers and hosts that are there know the subscriptions of the new one
     owner -> new    PAGE       what it has for its client, in parts (`pyx.delivery.moving`)
     new -> owner    CANCEL     keep it
 
 The new host has a session with these subscriptions before it says GO_ON, and the owner waits for what is on its way to
 it (`broker.worker.flushing`) before the first page. So whatever is published is either in a page, or comes to the new
-host, or both; what comes twice is known by its fingerprint, and sent once. When all is stored, the new host takes the
-ownership (`broker.worker.owning`), and the former owner ends its session when it hears that. Until then the former
-owner has all of it: if one of the two ends on the way, its session is the one that counts. If it does not hear how it
-went, it asks who owns the client id.
+host, or both; what comes twice is known by its mark (`pyx.delivery.seen_messages`), and sent once. When all is stored,
+the new host takes the ownership (`broker.worker.owning`), and the former owner ends its session when it hears that.
+Until then the former owner has all of it: if one of the two ends on the way, its session is the one that counts. If it
+does not hear how it went, it asks who owns the client id.
 
 A host may have a session whose client another one has taken when nobody heard of it: it was dead, or etcd was away.
 When it finds that out it hands over what it has:
@@ -24,8 +24,12 @@ When it finds that out it hands over what it has:
     owner -> former   DONE      it is queued, or not wanted: end the session
                       NOTHING   there is no session: the former owner keeps its, and takes the client id
 
-The owner takes what was published before its own session began, or just after; its client has been sent the rest, or
-will be. Of a session that began with a clean start it takes nothing.
+The owner takes what its own session has not had; a session remembers what it has had while a host is away, and for a
+minute. Of a session that began with a clean start it takes nothing.
+
+A host that is away may have messages for the former owner, which it has acknowledged and keeps, and may not know the
+subscriptions of the present one. While one is away from either, the shell of a session that has moved stays behind,
+with its subscriptions, and what comes for it is handed over likewise.
 
 The will is not moved: with the connection it is due, or waits for its delay, and then the client is back. Not moved
 either: replays of the archive, which has another one on each host, and what is still to be sent of the retained
@@ -42,7 +46,7 @@ from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
 from broker.worker.giving import Giving
-from broker.worker.session_parts import CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
 
 if TYPE_CHECKING:
     from broker.clients.capacity import Capacity
@@ -80,13 +84,14 @@ class SessionMoves:
         self._send = send
         numbers = itertools.count(context.router.state.wall_ms << 16)  # of moves; they rise over restarts
         self._fetching = Fetching(
-            context, sessions, state_records, endings, capacity, closing, subscribing, send, numbers
+            context, sessions, state_records, endings, capacity, closing, subscribing, others, send, numbers
         )
         self._giving = Giving(context, sessions, endings, closing, others, send, resolve, numbers)
-        self.is_leaving, self.host_away = self._giving.is_leaving, self._fetching.host_away
+        self.is_leaving = self._giving.is_leaving
         self.fetch, self.go_on_for = self._fetching.fetch, self._fetching.go_on_for
         self.hand_over = self._giving.hand_over
-        self.taken, self.keep = self._giving.taken, self._giving.keep
+        self.stays_behind, self.keep = self._giving.stays_behind, self._giving.keep
+        self.begun = self._fetching.begun
 
     def cancel(self, client_id: str, host: int | None) -> None:
         """Let the former owner keep a session that has come: another host has taken the client id meanwhile."""
@@ -103,9 +108,9 @@ class SessionMoves:
         if kind == GIVE:
             self._giving.give(client_id, number, host, *EPOCH.unpack(rest))
         elif kind == GO_ON:
-            self._giving.go_on(client_id, number)
+            self._giving.go_on(client_id, number, rest == ALL_THERE)
         elif kind == DONE:
-            self._giving.is_done(client_id, number)
+            self._giving.is_done(client_id, number, rest == ALL_THERE)
         elif kind == LATE:
             if not self.is_leaving(client_id):  # else it is sent again
                 self._fetching.late_came(client_id, host, number, rest)
@@ -115,6 +120,11 @@ class SessionMoves:
             elif kind == NOTHING:
                 self._giving.is_not_wanted(client_id, number)
             self._fetching.came(kind, host, number, client_id, rest)
+
+    def host_away(self, host: int) -> None:
+        """Give up what needs a host that does not answer."""
+        self._fetching.host_away(host)
+        self._giving.host_away(host)
 
     def tick(self, now: float) -> None:
         """Give up what is silent."""

@@ -56,6 +56,8 @@ _FRAME_BYTES_MAX: Final = (256 << 20) + (64 << 20)
 _BEGIN_SECONDS_MAX: Final = 10.0
 """Time that a worker waits to be told of other hosts before it serves clients."""
 _TRY_SECONDS: Final = 1.0
+_AWAY_SECONDS_MAX: Final = 24 * 3600.0
+"""Time after which nobody waits for what a host may have that is away."""
 
 
 class OtherHosts:
@@ -94,6 +96,8 @@ class OtherHosts:
         self.rails: Rails | None = None
         self._nodes: dict[str, int] = {}
         """Numbers of hosts that are or were there, by their names."""
+        self._linked_at: dict[int, float] = {}
+        """By the number of a host: when it was last seen linked."""
         self._sending: dict[int, Link] = {}
         """By the number of a host: the link over which it is told something."""
         keys: KeyPair = channel.identity.keys
@@ -121,7 +125,7 @@ class OtherHosts:
         )  # fmt: skip
         node.open_through(self._owning)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
-        self._flushing = Flushing(context, node.peering, self._wanted, self._lacks)
+        self._flushing = Flushing(context, node.peering, self._wanted, self._lacks, self.has_away)
         for kind in (FLUSH, FLUSHED):
             messages.add(kind, lambda peer, payload, kind=kind: self._flushing.heard(kind, peer, payload))  # type: ignore[misc]
         for kind in KINDS:
@@ -223,6 +227,7 @@ class OtherHosts:
             self._told_at = now
             for place in self._live:
                 self._tell_time(place)
+            self._linked_at |= dict.fromkeys((each for each in self._sending if self.link_of(each) is not None), now)
         if self._peering.batches.acknowledges and self._peering.batches.release_passed_on():
             self._router.peers.links_due = True
         if self.rails is not None:
@@ -297,9 +302,18 @@ class OtherHosts:
         self._router.peers.tell(link.peer, kind, payload)
         return link.ready
 
-    def flush(self, then: Callable[[], None]) -> None:
+    def flush(self, then: Callable[[bool], None]) -> None:
         """Implements OtherOwners."""
         self._flushing.flush(then)
+
+    def has_away(self) -> bool:
+        """Implements OtherOwners."""
+        soonest = time.monotonic() - _AWAY_SECONDS_MAX
+        return any(
+            self._linked_at.get(number, self._made_at) > soonest
+            for number in self._nodes.values()
+            if number != self.number and self.link_of(number) is None
+        )
 
     def link_of(self, number: int) -> Link | None:
         """Implements OtherOwners."""

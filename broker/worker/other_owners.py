@@ -21,8 +21,13 @@ class OtherOwners(Protocol):
     def number_of(self, node: str) -> int | None:
         """Return the number of a host that is there, or was; None: it is not known."""
 
-    def flush(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything that was published for this host until now has arrived at this worker."""
+    def flush(self, then: Callable[[bool], None]) -> None:
+        """Call `then` when everything that was published for this host until now has arrived at this worker; False: not
+        what hosts that are away may have.
+        """
+
+    def has_away(self) -> bool:
+        """Whether a host is away that may have messages for this one."""
 
     def link_of(self, number: int) -> Link | None:
         """Return the link over which that host is told something; None: it is not linked."""

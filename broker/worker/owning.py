@@ -115,7 +115,7 @@ class Owning:
             context, sessions, state_records, endings, capacity, closing, subscribing, others, self._tell,
             self._resolve,
         )  # fmt: skip
-        sessions.when_removed = self._removed
+        sessions.when_removed, sessions.when_begun = self._removed, self._moves.begun
 
     # ------------------------------------------------------------ CONNECT
 
@@ -186,9 +186,9 @@ class Owning:
             self._spare.keep(wait.client_id, epoch)
             if session is not None:
                 session.details.epoch = epoch
+        elif session is not None:
+            self._unproven[wait.client_id] = None
         if conn.fd < 0 or conn.state >= _CLOSING:
-            if session is not None and not session.details.epoch:
-                self._unproven[wait.client_id] = None
             return
         self._context.guard(conn, self._open, attempt, wait.username, wait.authentication, epoch)
         self._context.dispatch.resume(conn)
@@ -261,9 +261,9 @@ class Owning:
             self._questions.ask(wait)
 
         def fetch(outcome: LateOutcome) -> None:
-            if outcome is LateOutcome.NOT_NOW:
+            if outcome is LateOutcome.NOT_NOW and self._others.link_of(host) is not None:
                 wait.then(None)
-            elif outcome is LateOutcome.NOT_WANTED:  # the session of this host goes on
+            elif outcome is not LateOutcome.DONE:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
                 newest = wait.attempt.conn if wait.attempt is not None else conn
@@ -445,7 +445,7 @@ class Owning:
         if session is None or session.details.epoch >= epoch:
             return
         session.details.epoch = 0
-        self._moves.taken(client_id)
+        stays_behind = self._moves.stays_behind(client_id)
         self._closing.taken_over_elsewhere(session)
         session = self._sessions.get(client_id)
         if session is None:
@@ -453,7 +453,8 @@ class Owning:
         if fate is Fate.STAYS:
             self._unproven[client_id] = None  # what it has is handed over
         elif fate is Fate.MOVED:
-            self._endings.end_moved(session)
+            if not stays_behind:
+                self._endings.end_moved(session)
         else:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)

@@ -3,6 +3,7 @@
     GIVE        u64 epoch
     STATE       head of a part; first the terms of the session, then its subscriptions
     PAGE, LATE  head of a part; records of `pyx.delivery.moving`
+    GO_ON, DONE u8: 1 if all hosts know the subscriptions of the sender's session, 0 if one is away
     others      nothing
 
 Version 1; a part of another version is refused.
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "ALL_THERE",
     "CANCEL",
     "DONE",
     "EPOCH",
     "GIVE",
     "GO_ON",
+    "LAST",
+    "LAST_FOR_NOW",
     "LATE",
+    "MORE",
     "NOTHING",
+    "ONE_AWAY",
     "PAGE",
     "PAGE_BYTES",
     "PART",
@@ -46,10 +52,16 @@ CANCEL: Final = b"X"
 LATE: Final = b"L"
 DONE: Final = b"D"
 
+ALL_THERE: Final = b"\x01"
+ONE_AWAY: Final = b"\x00"
 PAGE_BYTES: Final = 64 << 10
 EPOCH: Final = struct.Struct("<Q")
-PART: Final = struct.Struct("<IBq")
-"""Number of the part of a STATE, PAGE or LATE, whether it is the last one, and the sender's time in ms."""
+PART: Final = struct.Struct("<IBqQ")
+"""Number of the part of a STATE, PAGE or LATE, its place (`MORE`, ...), the sender's time in ms, when that began."""
+MORE: Final = 0
+LAST: Final = 1
+LAST_FOR_NOW: Final = 2
+"""Of a PAGE or LATE: a host is away that may have more for this session, which will be handed over."""
 _FORMAT: Final = 1
 _TERMS: Final = struct.Struct("<BBIQBI")
 """Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1."""

@@ -20,12 +20,12 @@ from pyx.core.work cimport COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT,
 from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection, OPEN
-from pyx.delivery.fingerprint cimport fingerprint
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport (
     IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, RouterState, SLICE, put_identifier,
 )
+from pyx.delivery.seen_messages cimport mark_of
 from pyx.delivery.session cimport (
     Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
@@ -145,7 +145,7 @@ cdef class Backlog(Sender):
                     if s.queue_count:
                         s.cursor = s.queue[s.queue_head].behind
                         continue
-                    return 0 if s.brought is not None else self.caught_up(s)
+                    return self.caught_up(s)
                 s.batch = b
                 s.batch_at = 0
             work(VISIT)
@@ -270,7 +270,7 @@ cdef class Backlog(Sender):
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
         cdef int ids_len = self.options_of(s, m, s.cursor, &options)
-        if ids_len < 0 or s.brought is not None and fingerprint(&self.subscriptions.key, c) in s.brought:
+        if ids_len < 0 or s.seen is not None and s.seen.is_again(mark_of(c)):
             return 0
         qos = options & 3
         if qos > c.qos:

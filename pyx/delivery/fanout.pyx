@@ -201,6 +201,8 @@ cdef class FanOut:
                 s.cursor = self.in_hand.here - 1
                 self.state.fell_behind(s)
                 return 0
+            if s.seen is not None and not flags & SHARED_COPY and s.seen.is_again(self.in_hand.mark()):
+                return 1
             self.counters.at[count.MATCHED] += 1
         else:
             if conn is None and self.limits.queue_qos0:

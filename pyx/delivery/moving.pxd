@@ -16,11 +16,12 @@ cdef class Departure:
     cdef readonly Session session
     cdef list identifiers       # Packet Identifiers in flight, in order; then the log is read
     cdef list arrived
-    cdef uint32_t at            # of `identifiers`, then of the queue
+    cdef list received          # as `arrived`, which is emptied when it is packed
+    cdef bytes marks            # of what the session has had
+    cdef uint32_t at            # of `marks`, then of `identifiers`, then of the queue
     cdef uint32_t queued        # messages of the queue, at most, still to be packed
     cdef uint8_t stage
     cdef uint64_t cursor
-    cdef object brought         # as the session's: what it has brought here it takes along once
     cdef readonly uint64_t messages
 
     cdef bint fill(self, Packed packed, uint32_t most) except -1
@@ -36,6 +37,7 @@ cdef class Moving:
 
     cdef int pack(self, Packed packed, uint8_t kind, uint16_t packet_id, uint8_t state, uint8_t flags,
                   bytes identifiers, Message m) except -1
+    cdef int pack_marks(self, Packed packed, bytes marks, uint32_t at, uint32_t n) except -1
     cdef int bound(self, Session s) except -1
     cdef uint32_t check_record(self, const uint8_t* p, size_t n) except? 0xFFFFFFFF
     cdef Message take_in(self, Session s, uint8_t kind, uint16_t packet_id, uint8_t window_state, bytes record,

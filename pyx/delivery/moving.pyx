@@ -8,16 +8,16 @@ A page is a sequence of records, in the order in which the client is sent them:
     IN_FLIGHT   a message of the outgoing window, with its Packet Identifier; none if it waits for its PUBCOMP
     ARRIVED     the Packet Identifier of a QoS 2 PUBLISH of the client without its PUBREL
     UNSENT      of the session's own queue, or of the log
+    SEEN        what it has had (`pyx.delivery.seen_messages`): u64 each, no message
 
 Packing changes nothing: the session has everything until the other host owns it. What comes is queued for the session
 alone, before what this worker has logged for it since it has its subscriptions here. Both may have the same message:
-it is known by its fingerprint (`Session.brought`), and not sent from the log.
+it is known by its mark (`Session.seen`), and not sent again.
 
 The bounds of the session's queue apply to what has come: the oldest is dropped.
 
 A host that is not the owner any more may still have messages for a client: they are *handed over*, to be sent after
-what the session of the owner has. Those that were published when that was there already are not taken: it has them
-itself.
+what the session of the owner has, if that has not had them itself.
 """
 cimport cython
 from cpython.ref cimport PyObject
@@ -29,9 +29,9 @@ from pyx.core.limits cimport QueueRule
 from pyx.core.little_endian cimport get16, get32, put16, put32
 from pyx.core.work cimport COPY, KIBI, OBJECT, PLACE, VISIT, work
 from pyx.delivery.backlog cimport Backlog
-from pyx.delivery.fingerprint cimport fingerprint
 from pyx.delivery.restoring import unpack_queued
 from pyx.delivery.router_state cimport RouterState
+from pyx.delivery.seen_messages cimport SeenMessages, mark_of
 from pyx.delivery.session cimport (
     FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
 )
@@ -45,13 +45,16 @@ cdef enum:
     IN_FLIGHT = 1
     ARRIVED = 2
     UNSENT = 3
+    SEEN = 4
     HEAD_BYTES = 8
     # stages of a departure
-    WINDOW = 0
-    QUEUE = 1
-    LOG = 2
-    DONE = 3
-    RECORDS_MAX = 500           # of a page
+    MARKS = 0
+    WINDOW = 1
+    QUEUE = 2
+    LOG = 3
+    DONE = 4
+    RECORDS_MAX = 500           # of a page, and messages that are dropped at once
+    MARKS_BYTES = 1 << 15       # of a record
 
 
 @cython.final
@@ -70,8 +73,8 @@ cdef class Departure:
         return (<const char*>packed.at)[:packed.size] if packed.size else b""
 
     def gone(self):
-        """Note that another host has the session: of its shares of groups, those that have been packed are not handed
-        on when it ends here."""
+        """Note that another host has what was packed: of its shares of groups, those are not handed on when the session
+        ends here."""
         cdef Session s = self.session
         cdef Inflight* slot
         cdef uint32_t i, many = self.queued if self.stage > QUEUE else self.at if self.stage == QUEUE else 0
@@ -88,7 +91,13 @@ cdef class Departure:
         cdef Session s = self.session
         cdef Queued* q
         cdef Inflight* slot
-        cdef uint32_t many = 0
+        cdef uint32_t many = 0, n
+        if self.stage == MARKS:
+            n = min(<uint32_t>len(self.marks) - self.at, MARKS_BYTES)
+            if n:
+                self.moving.pack_marks(packed, self.marks, self.at, n)
+                self.at += n
+            return self.at < <uint32_t>len(self.marks)
         if self.stage == WINDOW:
             while self.at < <uint32_t>len(self.identifiers):
                 if packed.size >= most or many == RECORDS_MAX:
@@ -114,6 +123,49 @@ cdef class Departure:
                                  <bytes>q.identifiers if q.identifiers != NULL else None, <Message>q.message)
             return False
         return self.read_on(packed, most)
+
+    def drop(self):
+        """Drop from the session what was packed, because another host has it. Return whether there is more of it to be
+        dropped."""
+        cdef Session s = self.session
+        cdef Windows windows = self.moving.windows
+        cdef Inflight* slot
+        cdef Queued* q
+        cdef uint64_t number, dropped = 0, unread
+        cdef uint32_t many = 0
+        for _ in range(RECORDS_MAX):
+            if self.identifiers:
+                slot = s.slot(<uint16_t>self.identifiers.pop())
+                if slot != NULL:
+                    dropped += 1
+                    windows.finish_slot(s, slot)
+            elif self.received:
+                s.leave(<uint16_t>self.received.pop())
+            elif self.queued and s.queue_count:
+                self.queued -= 1
+                q = &s.queue[s.queue_head]
+                number = q.number
+                s.dequeue()
+                dropped += 1
+                if number:
+                    windows.forget_queued(s, number)
+            else:
+                if s.behind and s.cursor < self.cursor:
+                    unread = self.moving.backlog.bounding.backlog(s)[0]
+                    s.cursor = self.cursor
+                    s.batch = None
+                    s.batch_at = 0
+                    unread -= self.moving.backlog.bounding.backlog(s)[0]
+                    self.moving.counters.at[count.MATCHED] += unread
+                    dropped += unread
+                break
+            many += 1
+        work(many * COPY)
+        self.moving.counters.at[count.DROPPED_SESSION_ENDED] += dropped
+        self.moving.state.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
+        if self.moving.state.keeps and is_stored(s):
+            windows.mark_dirty(s)
+        return many == RECORDS_MAX
 
     cdef int pack_slot(self, Packed packed, Inflight* slot) except -1:
         cdef bytes identifiers = <bytes>slot.identifiers if slot.identifiers != NULL else None
@@ -150,7 +202,7 @@ cdef class Departure:
                 s.cursor = self.cursor = b.positions[i]
                 if s.holes is not None and lies_within(s.holes, self.cursor):
                     continue
-                if self.brought is not None and fingerprint(&backlog.subscriptions.key, &m.content) in self.brought:
+                if s.seen is not None and s.seen.has(mark_of(&m.content)):
                     continue
                 options = 0
                 length = backlog.options_of(s, m, self.cursor, &options)
@@ -196,8 +248,9 @@ cdef class Moving:
         slots.sort()
         d.identifiers = [packet_id for _, packet_id in slots]
         d.arrived = [s.arrived[i] & 0xFFFF for i in range(s.arrived_cap) if s.arrived[i]]
+        d.received = list(d.arrived)
         d.queued = s.queue_count
-        d.brought = s.brought
+        d.marks = s.seen.packed() if s.seen is not None else b""
         d.cursor = s.cursor if s.behind else self.state.next_position - 1
         return d
 
@@ -222,10 +275,33 @@ cdef class Moving:
         put32(packed.at + at + 4, packed.size - at - HEAD_BYTES)
         return 0
 
-    def take(self, Session s not None, bytes page not None, int64_t ahead, set seen not None, uint64_t since):
-        """Give a session without a connection what a page has. ahead: ms by which the clock of this host is ahead of
-        the other one's. `seen`: the fingerprints of messages with numbers from `since` on are added. ValueError: the
-        page is damaged."""
+    cdef int pack_marks(self, Packed packed, bytes marks, uint32_t at, uint32_t n) except -1:
+        cdef uint8_t* p = packed.room(HEAD_BYTES + n)
+        work(n // 1024 * KIBI + COPY)
+        p[0] = SEEN
+        put32(put16(p + 1, 0) + 1, n)
+        p[3] = 0
+        memcpy(p + HEAD_BYTES, <const char*>marks + at, n)
+        return 0
+
+    def remember(self, Session s not None, bint is_old):
+        """Let a session remember from now on which messages it has had: those are not sent again. is_old: it has had
+        others before, if it does not remember yet."""
+        if s.seen is None:
+            s.seen = SeenMessages.__new__(SeenMessages)
+            s.seen.has_forgotten = is_old
+
+    def forget(self, Session s not None):
+        """Let a session remember no more what it has had. Return whether it does so: not while it is behind, when some
+        of that may be in the log, too."""
+        if s.behind and s.seen is not None and s.seen.newer.count:
+            return False
+        s.seen = None
+        return True
+
+    def take(self, Session s not None, bytes page not None, int64_t ahead):
+        """Give a session without a connection, which remembers what it has had, what a page has. ahead: ms by which the
+        clock of this host is ahead of the other one's. ValueError: the page is damaged."""
         cdef const uint8_t* p = <const uint8_t*><const char*>page
         cdef size_t at = 0, n = len(page)
         cdef uint32_t length
@@ -234,11 +310,13 @@ cdef class Moving:
             length = self.check_record(p + at, n - at)
             if p[at] == ARRIVED:
                 s.arrive(<uint16_t>get16(p + at + 1))
+            elif p[at] == SEEN:
+                s.seen.unpack(p + at + HEAD_BYTES, length)
             else:
                 m = self.take_in(s, p[at], <uint16_t>get16(p + at + 1), p[at + 3],
                                  page[at + HEAD_BYTES:at + HEAD_BYTES + length] if length else None, ahead)
-                if m is not None and m.content.number >= since:
-                    seen.add(fingerprint(&self.backlog.subscriptions.key, &m.content))
+                if m is not None:
+                    s.seen.is_again(mark_of(&m.content))
             at += HEAD_BYTES + length
         self.bound(s)
         if self.state.keeps and is_stored(s):
@@ -259,22 +337,22 @@ cdef class Moving:
             self.state.drops.add(s, count.DROPPED_QUEUE_FULL, 1)
         return 0
 
-    def take_late(self, Session s not None, bytes page not None, int64_t ahead, set seen not None, uint64_t before):
-        """Queue for a session the messages of a page of a former owner whose numbers are below `before`. `seen`: the
-        fingerprints of those taken already; more are added. ValueError: the page is damaged."""
+    def take_late(self, Session s not None, bytes page not None, int64_t ahead, uint64_t begun, uint64_t away_until):
+        """Queue for a session, which remembers what it has had, the messages of a page of a former owner that it has
+        not had. If it has forgotten some, those numbered from `begun` to `away_until` count as had: the former owner
+        was not there, so another host has published them, for both. ValueError: the page is damaged."""
         cdef const uint8_t* p = <const uint8_t*><const char*>page
         cdef size_t at = 0, n = len(page)
         cdef uint32_t length
+        cdef uint64_t number
         cdef Message m
-        cdef object mark
         while at < n:
             length = self.check_record(p + at, n - at)
-            if length:
+            if length and p[at] != SEEN:
                 work(COPY)
                 flags, _, identifiers, m = unpack_queued(page[at + HEAD_BYTES:at + HEAD_BYTES + length])
-                mark = fingerprint(&self.backlog.subscriptions.key, &m.content)
-                if m.content.number < before and mark not in seen:
-                    seen.add(mark)
+                number = m.content.number
+                if not (s.seen.has_forgotten and begun <= number < away_until or s.seen.is_again(mark_of(&m.content))):
                     if m.content.expires:
                         m.content.expires = max(<int64_t>m.content.expires + ahead, 1)
                     self.backlog.queue_for(s, m, flags & 3, flags & 4 != 0, identifiers, 0, 0)
@@ -290,7 +368,7 @@ cdef class Moving:
         length = get32(p + 4)
         if length > n - HEAD_BYTES:
             raise ValueError("a page of a session is cut off")
-        if not (p[0] == ARRIVED and length == 0 or p[0] == UNSENT and length or
+        if not (p[0] == ARRIVED and length == 0 or p[0] == UNSENT and length or p[0] == SEEN and length % 8 == 0 or
                 p[0] == IN_FLIGHT and (length == 0) == (p[3] == WAIT_PUBCOMP)):
             raise ValueError("a page of a session is damaged")
         return length
@@ -326,8 +404,3 @@ cdef class Moving:
             s.keep_in(slot, m, held)
         self.counters.at[count.MATCHED] += 1
         return m
-
-    def serve(self, Session s not None):
-        """Let a session read on that is kept behind for `Session.brought`."""
-        if s.connection is not None:
-            self.state.set_ready(s)

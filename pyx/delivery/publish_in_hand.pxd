@@ -44,6 +44,7 @@ cdef class PublishInHand:
     cdef Connection adoptable           # its inbox has only this packet: the Message may take over the buffer
     cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
     cdef uint64_t alias_hash            # of its topic, for Topic Aliases; 0 = not computed yet
+    cdef uint64_t marked                # its mark (pyx.delivery.seen_messages); 0 = not computed yet
     cdef uint64_t here                  # its position in the log, if it is logged
     cdef bint logged
     cdef uint64_t matched_peers         # peers that were sent it, acknowledged or not
@@ -59,6 +60,7 @@ cdef class PublishInHand:
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
                    int raw_kind, uint32_t raw_id_at) except -1
     cdef Message hold(self)
+    cdef uint64_t mark(self) noexcept
     cdef uint8_t* ids_room(self, uint32_t n) except NULL
     # put a PUBLISH that is not a copy of a frame into the outbox; the caller adds a payload that is shared
     cdef int put_publish(self, Connection conn, const Content* c, uint8_t first, uint16_t packet_id, bint with_id,

@@ -13,6 +13,7 @@ from pyx.core.hashing cimport hash_bytes
 from pyx.core.outbox cimport outbox_reserve
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router_state cimport IDENTIFIER_BYTES_MAX, RouterState, find_expiry, put_identifier
+from pyx.delivery.seen_messages cimport mark_of
 from pyx.delivery.session cimport Session
 from pyx.protocol.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
 from pyx.protocol.frames cimport Frame, put_head, remaining_length
@@ -54,6 +55,7 @@ cdef class PublishInHand:
         self.publisher = publisher
         self.held = None
         self.alias_hash = 0
+        self.marked = 0
         self.logged = False
         self.here = self.state.next_position
         self.mask = 0
@@ -67,6 +69,11 @@ cdef class PublishInHand:
             f.id_at = raw_id_at
             f.ready = True
         return 0
+
+    cdef uint64_t mark(self) noexcept:
+        if not self.marked:
+            self.marked = mark_of(self.content)
+        return self.marked
 
     cdef Message hold(self):
         cdef Connection conn

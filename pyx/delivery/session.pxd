@@ -14,6 +14,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyx.core.flag cimport flag
 from pyx.core.limits cimport QueueRule
 from pyx.delivery.connection cimport Connection
+from pyx.delivery.seen_messages cimport SeenMessages
 from pyx.delivery.unread cimport Search, Unread
 from pyx.delivery.watched_topics cimport WatchedTopics
 from pyx.matching.filters cimport Formers
@@ -132,9 +133,8 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t swept                 # the last sweep that checked its bounds
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
-    # fingerprints of messages that it has brought from another host: they are not sent from the log. While it is set
-    # the session stays behind (pyx.delivery.moving); or None
-    cdef public object brought
+    # what it has had, while another host may have some of it for it, too (pyx.delivery.moving); or None
+    cdef SeenMessages seen
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     # its unread messages, while it is behind with too many filters to merge their indexes; or None
     cdef Unread unread

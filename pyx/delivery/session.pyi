@@ -20,7 +20,6 @@ class Session:
     version: int
     durable: bool
     replays: dict[bytes, Any] | None
-    brought: set[int] | None
     details: Any
     def __new__(cls, client_id: str, version: int = 4) -> Session: ...
     def filters(self) -> list[bytes]: ...

@@ -32,10 +32,12 @@ def _state_of(task: Path) -> str:
 class EtcdProcess:
     """One etcd server with a folder of its own, a cluster of one. Its ports and data stay over `stop` and `start`."""
 
-    def __init__(self, folder: Path, options: Sequence[str] = (), scheme: str = "http") -> None:
+    def __init__(
+        self, folder: Path, options: Sequence[str] = (), scheme: str = "http", host: str = "127.0.0.1"
+    ) -> None:
         self.folder = folder
         self.port, self._peer_port, self._metrics_port = _free_ports(3)
-        self.endpoint = f"127.0.0.1:{self.port}"
+        self.endpoint = f"{host}:{self.port}"
         self.url = f"{scheme}://{self.endpoint}"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,10 +94,10 @@ class EtcdProcess:
 
 
 @contextlib.contextmanager
-def etcd_process(options: Sequence[str] = (), scheme: str = "http") -> Iterator[EtcdProcess]:
-    """A running etcd server, removed in the end."""
+def etcd_process(options: Sequence[str] = (), scheme: str = "http", host: str = "127.0.0.1") -> Iterator[EtcdProcess]:
+    """A running etcd server, removed in the end. host: where its clients reach it."""
     with tempfile.TemporaryDirectory(prefix="mqttd-etcd-") as folder:
-        server = EtcdProcess(Path(folder), options, scheme)
+        server = EtcdProcess(Path(folder), options, scheme, host)
         try:
             yield server.start()
         finally:

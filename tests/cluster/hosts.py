@@ -7,6 +7,7 @@ import itertools
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Self
 
 from shards.placement import home
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
@@ -42,7 +43,7 @@ def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
 
 
 class ClusteredHost(CountedBroker):
-    """A host. `node`: its name."""
+    """A host. `node`: its name. mesh_host: the address at which other hosts, and its operator, reach it."""
 
     def __init__(
         self,
@@ -51,10 +52,11 @@ class ClusteredHost(CountedBroker):
         etcd: EtcdProcess,
         store: str,
         environment: Mapping[str, str] = MappingProxyType({}),
+        mesh_host: str = "127.0.0.1",
         **limits: float,
     ) -> None:
         self.node = node
-        self.mesh_address = f"tcp://127.0.0.1:{_consecutive_ports(workers)}"
+        self.mesh_address = f"tcp://{mesh_host}:{_consecutive_ports(workers)}"
         self._clients: list[Client] = []
         super().__init__(
             workers,
@@ -107,6 +109,15 @@ class Hosts(list[ClusteredHost]):
 
         wait_until(all_linked, LINK_SECONDS, "all workers are linked")
 
+    def linked(self) -> Iterator[Self]:
+        """Yield them once they are linked. In the end they are stopped, and none may have failed within."""
+        self.wait_until_linked()
+        yield self
+        for host in self:
+            if host.alive():
+                assert host.stop() == 0
+            assert "Traceback" not in host.stderr(), host.stderr()
+
 
 @contextlib.contextmanager
 def hosts_of(
@@ -124,9 +135,4 @@ def hosts_of(
             stack.callback(host.forget)
             stack.callback(host.kill)
             hosts.append(host.start())
-        hosts.wait_until_linked()
-        yield hosts
-        for host in hosts:
-            if host.alive():
-                assert host.stop() == 0
-            assert "Traceback" not in host.stderr(), host.stderr()
+        yield from hosts.linked()

@@ -7,7 +7,9 @@ import pytest
 from broker.worker import giving
 from broker.worker.giving import LateOutcome
 from broker.worker.session_parts import DONE
+from pyx.protocol.message import Message
 from tests.kept_host import lasting
+from tests.kept_store import KeptStore
 from tests.moving_pair import SECOND, TOPICS, Pair, pair, publish_some, received, subscribed
 from tests.sansio import Peer
 
@@ -27,18 +29,128 @@ def of_before(pair: Pair, clean: bool = False) -> Peer:
     return peer
 
 
+def publish_everywhere(pair: Pair, topic: str, payload: bytes) -> None:
+    """Publish for both hosts, as a third one does that knows the subscriptions of both."""
+    number = pair.new.host.node.router.state.next_number()
+    for side in (pair.old, pair.new):
+        side.host.node.router.publish_message(Message.create(topic.encode(), payload, qos=1, number=number))
+        side.host.settle()
+
+
 def test_what_a_former_owner_still_has_is_handed_over(pair: Pair) -> None:
-    """After it, its session ends. What was published since the later session began is that one's alone."""
+    """After it, its session ends. What was published there since the later session began is missing here, too: the host
+    may not have known of that one.
+    """
     peer = of_before(pair)
     publish_some(pair.old.host, {"b": 1}, 2)
     pair.old.moves.hand_over("c", SECOND, pair.outcome)
     pair.settle()
     assert pair.answers == [True]
     assert pair.old.host.node.sessions.get("c") is None
-    assert sorted(each[:2] for each in received(peer)) == sorted(
-        (topic, b"%d" % number) for topic in TOPICS for number in range(3)
-    )
-    assert pair.new.host.counters()["messages_handed_over"] == 3 * len(TOPICS)
+    expected = [(topic, b"%d" % number) for topic in TOPICS for number in range(3)] + [("b", b"0"), ("b", b"1")]
+    assert sorted(each[:2] for each in received(peer)) == sorted(expected)
+    assert pair.new.host.counters()["messages_handed_over"] == 3 * len(TOPICS) + 2
+
+
+@pytest.mark.parametrize("when", ["sent", "offline", "queued"])
+def test_what_the_later_session_has_had_is_not_taken(pair: Pair, when: str) -> None:
+    """Whether its client has been sent it, or will be."""
+    peer = of_before(pair)
+    if when == "offline":
+        pair.new.host.lose(peer)
+    for number in range(5):
+        publish_everywhere(pair, "b", b"both-%d" % number)
+    if when == "sent":
+        assert [each[1] for each in received(peer)] == [b"both-%d" % number for number in range(5)]
+    if when == "queued":
+        pair.new.host.lose(peer)
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+    got = received(peer if when == "sent" else lasting(pair.new.host, "c", 5))
+    assert len(got) == 3 * len(TOPICS) + (0 if when == "sent" else 5)
+    assert sorted({each[:2] for each in got}) == sorted(each[:2] for each in got)
+
+
+@pytest.mark.long
+def test_a_host_that_was_not_there_has_published_nothing() -> None:
+    """A session that has had more than it remembers takes nothing that is numbered in the time when the former owner
+    did not run: other hosts have published it, and they knew the later session. What is older or newer it takes.
+    """
+    pair = Pair(KeptStore)
+    peer = of_before(pair)
+    publish_everywhere(pair, "b", b"both")
+    router = pair.new.host.node.router
+    for at in range(2200):
+        for _ in range(20):
+            router.publish_message(Message.create(b"b", b"x", qos=1, number=router.state.next_number()))
+        assert len(received(peer)) == 20 + (at == 0)
+    pair.old.host.pass_time(5)
+    pair.old.take(pair.old.host.crash())
+    publish_some(pair.old.host, {"b": 1}, 2)
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+    got = received(peer)
+    assert ("b", b"both") not in [each[:2] for each in got]
+    assert len(got) == 3 * len(TOPICS) + 2
+
+
+@pytest.mark.parametrize("seen_by", ["both", "the former owner", "the owner"])
+@pytest.mark.parametrize("moves", [False, True], ids=["handed over", "moved"])
+def test_a_session_stays_for_what_hosts_that_are_away_have_for_it(pair: Pair, moves: bool, seen_by: str) -> None:
+    """It is handed over when they are back, and nothing is sent twice. Then the session ends. They may be away from
+    the owner alone, and not know its subscriptions.
+    """
+
+    def lose_sight() -> None:
+        pair.old.is_whole = seen_by == "the owner"
+        pair.new.is_whole = seen_by == "the former owner"
+
+    if moves:
+        pair.old.host.lose(subscribed(pair.old.host))
+        publish_some(pair.old.host, TOPICS, 3)
+        lose_sight()
+        pair.move("c")
+        peer = lasting(pair.new.host, "c", 5)
+    else:
+        peer = of_before(pair)
+        lose_sight()
+        pair.old.moves.hand_over("c", SECOND, pair.outcome)
+        pair.settle()
+        assert pair.answers == [True]
+    assert len(received(peer)) == 3 * len(TOPICS)
+    former = pair.old.host.node.sessions.get("c")
+    assert former is not None
+    publish_everywhere(pair, "b", b"both")
+    assert len(received(peer)) == 1
+    pair.old.host.pass_time(100)
+    pair.new.host.pass_time(100)
+    pair.old.moves.tick(pair.old.host.now)
+    pair.new.moves.tick(pair.new.host.now)
+    if seen_by == "the owner":
+        assert pair.old.resolved == ["c"]
+        pair.answers.clear()
+        pair.old.moves.hand_over("c", SECOND, pair.outcome)
+        pair.settle()
+        assert pair.answers == [True]
+        assert pair.old.host.node.sessions.get("c") is former
+        peer.silent()
+        pair.old.resolved.clear()
+    assert pair.old.resolved == []
+    pair.old.is_whole = pair.new.is_whole = True
+    publish_some(pair.old.host, {"b": 1}, 1)  # as what such a host has kept
+    pair.old.host.pass_time(5)
+    pair.old.moves.tick(pair.old.host.now)
+    assert pair.old.resolved == ["c"]
+    pair.answers.clear()
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+    assert [each[:2] for each in received(peer)] == [("b", b"0")]
+    assert pair.old.host.node.sessions.get("c") is None
+    pair.new.host.pass_time(61)
+    pair.new.moves.tick(pair.new.host.now)
 
 
 def test_nothing_is_handed_over_to_a_session_that_began_clean(pair: Pair) -> None:
