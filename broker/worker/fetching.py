@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -142,11 +143,15 @@ class Fetching:
         """By client id: the hosts that have said that they may have more for it."""
 
     def begun(self, session: Session) -> None:
-        """Let a session that begins remember what it has: a host that is away may have a former one of its client."""
+        """Let a session that begins remember what it has: a host that is away may have a former one of its client. Its
+        Packet Identifiers begin anywhere: a client that comes back to the former one takes a PUBLISH of QoS 2 for
+        repeated whose identifier it knows of this one.
+        """
         if session.durable and not session.details.began_clean:
-            self._remember(session)
+            self._router.moving.begin(session, random.randint(1, 65535))
+            self._remember(session, is_old=False)
 
-    def _remember(self, session: Session, is_old: bool = False) -> None:
+    def _remember(self, session: Session, is_old: bool) -> None:
         self._router.moving.remember(session, is_old)
         self._remembering.pop(session.client_id, None)
         self._remembering[session.client_id] = self._now() + _REMEMBER_SECONDS

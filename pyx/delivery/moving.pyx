@@ -291,6 +291,11 @@ cdef class Moving:
             s.seen = SeenMessages.__new__(SeenMessages)
             s.seen.has_forgotten = is_old
 
+    def begin(self, Session s not None, uint16_t packet_id):
+        """Let a session that begins remember what it has, and give its first message this Packet Identifier."""
+        self.remember(s, False)
+        s.next_id = packet_id
+
     def forget(self, Session s not None):
         """Let a session remember no more what it has had. Return whether it does so: not while it is behind, when some
         of that may be in the log, too."""

@@ -34,6 +34,7 @@ class History:
         self._lock = threading.Lock()
         self._acknowledged: dict[str, set[bytes]] = {}
         self._delivered: dict[str, Counter[bytes]] = {}
+        self._mistaken: dict[str, set[bytes]] = {}
 
     def acknowledged(self, roamer: str, payload: bytes) -> None:
         """Note that a host has acknowledged a message to a roamer."""
@@ -45,11 +46,18 @@ class History:
         with self._lock:
             self._delivered.setdefault(roamer, Counter())[payload] += 1
 
-    def missing(self, roamer: str) -> list[bytes]:
-        """Return the acknowledged messages that a roamer has not got."""
+    def mistaken(self, roamer: str, payload: bytes) -> None:
+        """Note that a message had the Packet Identifier of another one, which the roamer had of another session: one
+        that it was given while hosts did not reach each other.
+        """
         with self._lock:
-            got = self._delivered.get(roamer, Counter())
-            return sorted(self._acknowledged.get(roamer, set()) - set(got))
+            self._mistaken.setdefault(roamer, set()).add(payload)
+
+    def missing(self, roamer: str) -> list[bytes]:
+        """Return the acknowledged messages that no session has delivered to a roamer."""
+        with self._lock:
+            got = set(self._delivered.get(roamer, Counter())) | self._mistaken.get(roamer, set())
+            return sorted(self._acknowledged.get(roamer, set()) - got)
 
     def twice(self, roamer: str, kind: bytes) -> list[bytes]:
         """Return the messages of a kind that a roamer has got more than once."""
@@ -126,7 +134,7 @@ class Roamer:
     def __post_init__(self) -> None:
         self.topic = f"history/{self.name}"
         self._chance = random.Random(self.name)
-        self._unreleased: set[int] = set()
+        self._unreleased: dict[int, bytes] = {}
 
     def run(self) -> None:
         """Roam until `ended`."""
@@ -195,12 +203,14 @@ class Roamer:
 
     def _answer(self, client: Client, packet: Packet) -> None:
         if packet.kind == "PUBREL":
-            self._unreleased.discard(packet.packet_id)
+            self._unreleased.pop(packet.packet_id, None)
             client.ack("PUBCOMP", packet.packet_id)
         elif packet.qos == 2:
-            if packet.packet_id not in self._unreleased:  # otherwise it is sent again [MQTT-4.3.3-10]
-                self._unreleased.add(packet.packet_id)
+            if packet.packet_id not in self._unreleased:
+                self._unreleased[packet.packet_id] = packet.payload
                 self.history.delivered(self.name, packet.payload)
+            elif self._unreleased[packet.packet_id] != packet.payload:  # a client takes it for repeated [MQTT-4.3.3-10]
+                self.history.mistaken(self.name, packet.payload)
             client.ack("PUBREC", packet.packet_id)
         else:
             self.history.delivered(self.name, packet.payload)

@@ -131,7 +131,7 @@ def hosts_of(
         hosts = Hosts()
         hosts.etcd = stack.enter_context(etcd_process())
         for at, count in enumerate(workers):
-            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, environment, **limits)
+            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, environment, "127.0.0.1", **limits)
             stack.callback(host.forget)
             stack.callback(host.kill)
             hosts.append(host.start())
