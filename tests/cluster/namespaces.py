@@ -10,10 +10,12 @@ N is 10.231.0 to 10.231.199, the first that nobody uses. Needs root and Debian's
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
 from tests.cluster.hosts import ClusteredHost, Hosts
@@ -32,24 +34,32 @@ def _ip(*arguments: str) -> None:
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"
 
 
+def _claimed() -> tuple[int, BinaryIO]:
+    """Return the number of a network that nobody uses, and the file that holds it until it is closed."""
+    for at in range(_NETWORKS_MAX):
+        claim = open(f"/tmp/mqttd-test-network-{at}", "ab")  # noqa: SIM115  it stays open
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            claim.close()
+        else:
+            return at, claim
+    raise AssertionError(f"{_NETWORKS_MAX} networks are in use")
+
+
 class Network:
     """A switch, a namespace for each host, and the interface of the tests."""
 
     def __init__(self, hosts: int) -> None:
-        for at in range(_NETWORKS_MAX):
-            self._switch = f"mqttd{at}"
-            made = subprocess.run(("ip", "netns", "add", self._switch), capture_output=True, text=True, check=False)
-            if made.returncode == 0:
-                break
-            assert "File exists" in made.stderr, f"ip netns add: {made.stderr.strip()}"
-        else:
-            raise AssertionError(f"{_NETWORKS_MAX} networks are in use")
+        at, self._claim = _claimed()
+        self._switch = f"mqttd{at}"
         self._prefix = f"10.231.{at}"
         self.address = f"{self._prefix}.254"
         self.etcd_address = f"{self._prefix}.253"
         self._hosts = [f"{self._switch}h{host}" for host in range(hosts)]
         self._here = f"{self._switch}t"
         self._cuts: set[tuple[int, int]] = set()
+        self._remove_namespaces()  # of a run that was killed
         try:
             self._build()
         except BaseException:
@@ -57,6 +67,7 @@ class Network:
             raise
 
     def _build(self) -> None:
+        _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "switch", "type", "bridge", "stp_state", "0")
         _ip("-n", self._switch, "link", "set", "switch", "up")
         _ip("link", "add", self._here, "type", "veth", "peer", "name", "tests", "netns", self._switch)
@@ -115,10 +126,18 @@ class Network:
         return int(counted.stdout)
 
     def remove(self) -> None:
-        """Remove everything; with a namespace its interfaces go, and their peers."""
-        for namespace in (*self._hosts, self._switch):
-            if Path("/run/netns", namespace).exists():
-                _ip("netns", "delete", namespace)
+        """Remove everything, and let others have its number."""
+        try:
+            self._remove_namespaces()
+        finally:
+            self._claim.close()
+
+    def _remove_namespaces(self) -> None:
+        """With a namespace its interfaces go, and their peers."""
+        folder = Path("/run/netns")
+        for namespace in folder.iterdir() if folder.exists() else ():
+            if namespace.name == self._switch or namespace.name.startswith(f"{self._switch}h"):
+                _ip("netns", "delete", namespace.name)
 
 
 class NamespacedHost(ClusteredHost):

@@ -21,6 +21,7 @@ from tests.cluster.namespaces import ETCD, NamespacedHosts, namespaced_hosts_of
 from tests.waiting import let_pass, wait_until
 from tests.wire import PINGREQ, Client
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces")
 _SETTLED_SECONDS = 60.0
 Fault = Callable[[NamespacedHosts, random.Random], AbstractContextManager[str]]
 _TOPICS = [f"kept/{at}" for at in range(20)]
