@@ -158,6 +158,7 @@ class Fetching:
 
     def _forget(self, now: float) -> None:
         """Let sessions forget what they have had if no other host can have messages for them any more."""
+        has_away = self._others.has_away()
         for _ in range(min(_FORGETS_MAX, len(self._remembering))):
             client_id = next(iter(self._remembering))
             if self._remembering[client_id] > now:
@@ -166,7 +167,7 @@ class Fetching:
             session = self._sessions.get(client_id)
             if session is None:
                 self._owed.pop(client_id, None)
-            elif client_id in self._owed or self._others.has_away() or not self._router.moving.forget(session):
+            elif has_away or client_id in self._owed or not self._router.moving.forget(session):
                 self._remembering[client_id] = now + _REMEMBER_SECONDS
 
     def _note_owed(self, client_id: str, host: int, place: int) -> None:

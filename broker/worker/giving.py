@@ -300,11 +300,12 @@ class Giving:
                     self._resolve(client_id)
                 else:
                     self._lost(client_id, leaving)
+        has_away = self._others.has_away()
         for _ in range(min(_LOOKS_MAX, len(self._left_behind))):
             client_id = next(iter(self._left_behind))
             if self._left_behind[client_id] > now:
                 break
-            if self._others.has_away():
+            if has_away:
                 self._look_later(client_id)
             else:
                 del self._left_behind[client_id]
