@@ -350,10 +350,10 @@ class Supervisor:
         if not post.is_control:
             named |= self._settle_row(self._inherited.rows[post.index])
             self._requests.gone(post.index)
+            down = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
             for other in self._posts.workers:
-                message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
-                self._posts.tell(other, message)
-            self._posts.tell(self._posts.control, {"event": "linked", "worker": post.index, "linked": False})
+                self._posts.tell(other, down)
+            self._posts.tell(self._posts.control, {**down, "event": "linked", "linked": False, "hosts": []})
         self._tell_state()
         if self._stop_at:
             if exit_status != 0:
@@ -404,8 +404,8 @@ class Supervisor:
                 case {"event": "hosts"} if post.is_control:
                     self._hosts = message
                     self._tell_hosts(*self._posts.workers)
-                case {"event": "linked", "linked": bool(linked)}:
-                    self._posts.tell(self._posts.control, {"event": "linked", "worker": post.index, "linked": linked})
+                case {"event": "linked"}:
+                    self._posts.tell(self._posts.control, {**message, "worker": post.index})
                 case {"event": "ask", "number": int(number), "worker": int(worker), "ask": ask}:
                     self._requests.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
                 case {"event": "failed", "reason": str(reason)}:

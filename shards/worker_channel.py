@@ -6,7 +6,8 @@ sent with a packet of one byte:
                            {"event": "failed", "reason": "..."}
                            {"event": "answer", "number": n, "answer": ...}      to an "ask" (shards.worker_requests)
                            {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; an error
-                           {"event": "linked", "linked": true | false}    to "hosts", and when it changes
+                           {"event": "linked", "linked": true | false, "hosts": [...]}    to "hosts", and when it
+                            changes: whether with all hosts, and with which ones
     supervisor -> worker   {"event": "hosts", ...}   of the control process, now or earlier
                            {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
@@ -19,7 +20,7 @@ sent with a packet of one byte:
                            {"event": "answered", "number": n, "worker": i, "answer": ...}   or "error": "...", to its
     control -> supervisor  {"event": "ask", "number": n, "worker": i, "ask": ...}    a question for a worker
                            {"event": "hosts", ...}     the hosts of the cluster, for all workers (broker.cluster.host)
-    supervisor -> control  {"event": "linked", "worker": i, "linked": true | false}
+    supervisor -> control  {"event": "linked", "worker": i, ...}    what a worker says; of one that has gone: with none
     seen by either side    {"event": "closed"}                                       the other side is gone
 SIGTERM means the same as "stop" and may come as well, or twice: a fallback for a worker that does not read its
 control socket.

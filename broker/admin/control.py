@@ -163,8 +163,8 @@ class Control:
                     self._workers = workers
                 case {"event": "answered", "number": int(_)}:
                     self._asking.answered(message)
-                case {"event": "linked", "worker": int(worker), "linked": bool(linked)} if self._cluster is not None:
-                    self._cluster.linked(worker, linked)
+                case {"event": "linked", "worker": int(worker)} if self._cluster is not None:
+                    self._cluster.linked(worker, message["linked"], message["hosts"])
                 case {"event": "reload", "number": int(number), "settings": settings}:
                     self.channel.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
@@ -191,6 +191,7 @@ class Control:
                 WorkerState(worker["state"] == "ready", worker["restarts"], age)
                 for worker, age in zip(self._workers, ages, strict=True)
             ],
+            self._cluster.links() if self._cluster is not None else None,
         )
 
     def _report(self) -> tuple[dict[str, Any], bool]:

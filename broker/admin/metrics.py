@@ -8,7 +8,7 @@ broker.admin.metrics --markdown docs/reference/metrics.md`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,10 +47,13 @@ class WorkerState(NamedTuple):
 
 
 class BrokerState(NamedTuple):
-    """State of the broker that is not in the rows."""
+    """State of the broker that is not in the rows. host_links: by other host of the cluster, how many of the workers
+    are linked with it; None: there is no cluster.
+    """
 
     uptime_seconds: float
     workers: Sequence[WorkerState]
+    host_links: Mapping[str, int] | None = None
 
 
 #: counter -> its exported name and meaning; others are `mqttd_<counter>`, with a text of _HELP if there is
@@ -229,6 +232,13 @@ _BROKER: tuple[Family, ...] = (
     Family("mqttd_worker_up", "gauge", "1: serving; 0: starting or down."),
     Family("mqttd_worker_restarts", "counter", "Restarts of the worker."),
     Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Time since the worker's heartbeat last changed."),
+    Family(
+        "mqttd_host_links",
+        "gauge",
+        "In a cluster: workers of this host that are linked with another host, by that; less than all of them: it is "
+        "away, or its links are.",
+        ("host",),
+    ),
 )
 
 
@@ -329,13 +339,15 @@ class Rows(Collector):
 
     def _broker(self) -> Iterator[Metric]:
         state = self._state()
-        build, uptime, up, restarts, age = _BROKER
+        build, uptime, up, restarts, age, host_links = _BROKER
         workers = [((str(i),), worker) for i, worker in enumerate(state.workers)]
         yield self._made(build, [((broker.__version__,), 1)])
         yield self._made(uptime, [((), state.uptime_seconds)])
         yield self._made(up, [(labels, float(worker.up)) for labels, worker in workers])
         yield self._made(restarts, [(labels, worker.restarts) for labels, worker in workers])
         yield self._made(age, [(labels, worker.heartbeat_age_seconds) for labels, worker in workers])
+        if state.host_links is not None:
+            yield self._made(host_links, [((host,), links) for host, links in sorted(state.host_links.items())])
 
     def _made(self, family: Family, samples: Sequence[tuple[tuple[str, ...], float]]) -> Metric:
         metric = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily

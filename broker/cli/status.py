@@ -119,6 +119,8 @@ def _as_text(said: dict[str, Any], samples: Samples) -> str:
     for row in rows:
         cells = [text.ljust(widths[n]) if n < 2 else text.rjust(widths[n]) for n, text in enumerate(row)]
         lines.append("  ".join(cells).rstrip())
+    if "cluster" in said:
+        lines += _hosts(said["cluster"], len(said["workers"]))
     reasons: dict[str, int] = {}
     for labels, value in samples.get("mqtt_messages_dropped_total", ()):
         reasons[labels["reason"]] = reasons.get(labels["reason"], 0) + int(value)
@@ -126,6 +128,18 @@ def _as_text(said: dict[str, Any], samples: Samples) -> str:
     if dropped:
         lines.append(f"dropped: {', '.join(dropped)}")
     return "\n".join(lines)
+
+
+def _hosts(cluster: dict[str, Any], workers: int) -> list[str]:
+    """Return the lines about the hosts of the cluster."""
+    member = "" if cluster["member"] else ", it may be no member at present"
+    rows = [("host", "state", "linked", "workers", "release", "address")]
+    for each in cluster["hosts"]:
+        linked = "this host" if each["links"] is None else f"{each['links']} of {workers}"
+        rows.append((each["node"], each["state"], linked, str(each["workers"]), each["release"], each["address"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    cells = ["  ".join(text.ljust(widths[n]) for n, text in enumerate(row)).rstrip() for row in rows]
+    return [f"cluster: {cluster['node']}, {cluster['state']}{member}", *cells]
 
 
 def _span(seconds: float) -> str:

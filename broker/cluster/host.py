@@ -11,7 +11,8 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -104,6 +105,8 @@ class ClusterHost:
         self._log = log
         self._tell = tell
         self._linked = [False] * workers
+        self._linked_hosts: list[frozenset[str]] = [frozenset()] * workers
+        """By worker: the hosts with which it is linked."""
         self._number = 0
         self._incarnation = 0
         self._has_seen_hosts = False
@@ -144,8 +147,14 @@ class ClusterHost:
         address = host.address if host is not None else None
         return {"client_id": client_id, "node": owner.node, "address": address, "epoch": owner.epoch}
 
+    def links(self) -> dict[str, int]:
+        """Return by other host how many of the workers are linked with it."""
+        others = {*self.hosts, *chain.from_iterable(self._linked_hosts)} - {self._settings.node_id}
+        return {node: sum(node in linked for linked in self._linked_hosts) for node in others}
+
     def report(self) -> dict[str, Any]:
         """Return the state of the cluster as this host sees it."""
+        links = self.links()
         return {
             "node": self._settings.node_id,
             "state": self.state.value,
@@ -157,6 +166,7 @@ class ClusterHost:
                     "address": each.address,
                     "workers": each.workers,
                     "release": each.release,
+                    "links": None if node == self._settings.node_id else links.get(node, 0),
                 }
                 for node, each in sorted(self.hosts.items())
             ],
@@ -207,9 +217,9 @@ class ClusterHost:
                 self.reached()
                 return number
 
-    def linked(self, worker: int, linked: bool) -> None:
-        """Note whether a worker and all other hosts know what the other wants."""
-        self._linked[worker] = linked
+    def linked(self, worker: int, linked: bool, hosts: Iterable[str]) -> None:
+        """Note whether a worker and all other hosts know what the other wants, and with which hosts it is linked."""
+        self._linked[worker], self._linked_hosts[worker] = linked, frozenset(hosts)
         if self.state is HostState.JOINING and all(self._linked):  # once: a host that comes later joins by itself
             self.state = HostState.READY
             if self._membership is not None:

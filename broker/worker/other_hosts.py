@@ -111,7 +111,7 @@ class OtherHosts:
         self._began_at = 0.0  # when it was told of other hosts first
         self._peering.carries_rails = True
         mesh.when_paused = self._paused
-        self._told_linked: bool | None = None  # as the supervisor was told last
+        self._told_linked: tuple[bool, list[str]] | None = None  # as the supervisor was told last
         peering = node.peering  # what is no different with hosts
         self.batch, self.acknowledged, self.refused = peering.batch, peering.acknowledged, peering.refused
         self.refusals_known, self.lost = peering.refusals_known, peering.lost
@@ -242,9 +242,10 @@ class OtherHosts:
             and self.rails.ready
             and not any(map(self._retained.lacks, self._live & self._receives))
         )
-        if linked is not self._told_linked and self.rails is not None:
-            self._told_linked = linked
-            self._channel.tell("linked", linked=linked)
+        hosts = [node for node, number in self._nodes.items() if self.link_of(number) is not None]
+        if (linked, hosts) != self._told_linked and self.rails is not None:
+            self._told_linked = linked, hosts
+            self._channel.tell("linked", linked=linked, hosts=hosts)
 
     def _may_begin(self, now: float) -> bool:
         if self.rails is None or not self._began_at:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
+from urllib.request import urlopen
 
 import pytest
 
+from broker import __version__
+from tests.broker_process import ROOT
 from tests.cluster.hosts import ClusteredHost, Hosts, hosts_of, ids_on
 from tests.waiting import wait_until
 from tests.wire import Client
@@ -148,6 +154,43 @@ def test_a_stopped_host_is_away_and_comes_back() -> None:
         subscriber.receive("stopped", b"meanwhile")
         publisher.publish("stopped", b"later", qos=1)
         subscriber.receive("stopped", b"later")
+
+
+def test_operators_see_which_host_is_away() -> None:
+    """In the report, the metrics and `mqttd status`."""
+    with hosts_of([2, 1], "leveldb") as hosts:
+        here, there = hosts
+        address = f"{here.admin[0]}:{here.admin[1]}"
+
+        def links() -> int | None:
+            with urlopen(f"http://{address}/ready", timeout=SECONDS) as answer:
+                seen = {each["node"]: each["links"] for each in json.load(answer)["cluster"]["hosts"]}
+            assert seen["n0"] is None
+            return seen.get("n1")
+
+        def said() -> list[str]:
+            command = [sys.executable, "-m", "broker", "status", "--admin", address]
+            return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
+
+        def metric() -> str:
+            with urlopen(f"http://{address}/metrics", timeout=SECONDS) as answer:
+                lines = answer.read().decode().splitlines()
+            (found,) = [line for line in lines if line.startswith("mqttd_host_links{")]
+            return found
+
+        wait_until(lambda: links() == 2, SECONDS, "both workers are linked")
+        assert metric() == 'mqttd_host_links{host="n1"} 2.0'
+        text = said()
+        assert "cluster: n0, ready" in text
+        rows = [line.split() for line in text]
+        assert ["n0", "ready", "this", "host", "2", __version__, here.mesh_address] in rows
+        assert ["n1", "ready", "2", "of", "2", "1", __version__, there.mesh_address] in rows
+        there.kill()
+        wait_until(lambda: not links(), SECONDS, "it is away")
+        there.start()
+        wait_until(lambda: links() == 2, SECONDS, "it is back")
+        here.kill_worker(1)
+        wait_until(lambda: links() == 2, SECONDS, "the successor is linked")
 
 
 def test_messages_cross_while_etcd_and_control_are_away() -> None:

@@ -26,7 +26,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def scrape(*rows: Row | bytearray) -> tuple[Samples, dict[str, str]]:
     """Return (samples by name and labels, types by name as exported) of a broker with these rows."""
     registry = CollectorRegistry()
-    state = BrokerState(5.0, [WorkerState(True, 2, 0.1) for _ in rows])
+    state = BrokerState(5.0, [WorkerState(True, 2, 0.1) for _ in rows], {"b": 1, "a": 0})
     memory = [memoryview(row) for row in rows if isinstance(row, bytearray)]
     registry.register(Rows(memory, lambda: state, ["default", "plant"]))
     samples: Samples = {}
