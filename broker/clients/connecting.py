@@ -256,7 +256,7 @@ class Connecting:
         if details.will_handle is not None:  # [MQTT-3.1.3-9]: reconnected before the Will Delay Interval has passed
             details.will_handle.cancel()
             details.will_handle = None
-        details.epoch = attempt.epoch
+        details.epoch, details.left_behind = attempt.epoch, False
         details.expiry_interval = expiry
         session.durable = expiry > 0
         if not details.began:

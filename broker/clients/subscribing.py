@@ -217,6 +217,15 @@ class Subscribing:
         for item, identifier in subscriptions:
             self._subscribe_one(session, item, identifier, [], [])
 
+    def drop(self, session: Session, filters: Sequence[bytes]) -> None:
+        """End these subscriptions of a session that has come back without them."""
+        remains = Remains()
+        try:
+            for named in filters:
+                self._unsubscribe_one(session, named, remains)
+        finally:
+            self._hand_on(session, remains)
+
     def _subscribe_one(
         self, session: Session, item: Subscription, identifier: int, wanted: list[bytes], made: list[_Named]
     ) -> int:

@@ -66,6 +66,7 @@ class Details:
         "expiry_handle",
         "expiry_interval",
         "filter_bytes",
+        "left_behind",
         "own_bytes",
         "queue_rules",
         "ruling",
@@ -98,6 +99,8 @@ class Details:
         """Unix time in ms, where the store has it."""
         self.epoch = 0
         """Of this host's ownership of the client id; 0: it is not in a cluster, or not known to own it."""
+        self.left_behind = False
+        """Whether it has moved to another host, and is here for what hosts that are away have for it."""
         self.began = 0
         """Unix time in ms of its first CONNECT, 0: not known."""
         self.began_clean = False

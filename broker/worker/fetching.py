@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.context.piecework import AT_ONCE
 from broker.context.sessions import own_bytes
+from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.session_parts import (
     ALL_THERE,
     CANCEL,
@@ -22,8 +23,8 @@ from broker.worker.session_parts import (
     NOTHING,
     ONE_AWAY,
     PAGE,
-    PART,
     STATE,
+    PartHead,
     SessionTerms,
     decode_subscriptions,
 )
@@ -54,6 +55,8 @@ _REMEMBER_SECONDS: Final = 60.0
 """Time for which a session remembers what it has had, after it has begun or come; longer while a host is away."""
 _FORGETS_MAX: Final = 200
 """Sessions that forget it at once."""
+_ENDED_MAX: Final = 10_000
+"""Sessions of which it is known that they have ended and were owed something; of others what is owed is taken."""
 _ARRIVING_MAX: Final = 1000
 """Sessions that come to a worker at a time."""
 _SUBSCRIBE_MS: Final = 1000
@@ -139,8 +142,13 @@ class Fetching:
         """By client id and host."""
         self._remembering: dict[str, float] = {}
         """Client ids of sessions that remember what they have had, and until when, the earliest first."""
-        self._owed: dict[str, set[int]] = {}
-        """By client id: the hosts that have said that they may have more for it."""
+        self._owed: dict[str, dict[int, float]] = {}
+        """By client id: the hosts that have said that they may have more for its session, and when."""
+        self._ended: dict[str, tuple[int, float]] = {}
+        """By client id: the beginning of a session that was owed something when its client ended it, and until when
+        that is known, the earliest first."""
+        self.stays_behind: Callable[[str], None] = lambda _client_id: None
+        """Called with the client id of a session that was left behind, and does not come back after all."""
 
     def begun(self, session: Session) -> None:
         """Let a session that begins remember what it has: a host that is away may have a former one of its client. Its
@@ -167,16 +175,34 @@ class Fetching:
             session = self._sessions.get(client_id)
             if session is None:
                 self._owed.pop(client_id, None)
-            elif has_away or client_id in self._owed or not self._router.moving.forget(session):
+            elif has_away or self._is_owed(client_id, now) or not self._router.moving.forget(session):
                 self._remembering[client_id] = now + _REMEMBER_SECONDS
+        while self._ended and next(iter(self._ended.values()))[1] <= now:
+            del self._ended[next(iter(self._ended))]
+
+    def _is_owed(self, client_id: str, now: float) -> bool:
+        hosts = self._owed.get(client_id)
+        if hosts is None:
+            return False
+        for host in [host for host, since in hosts.items() if now - since > AWAY_SECONDS_MAX]:
+            del hosts[host]
+        if not hosts:
+            del self._owed[client_id]
+        return bool(hosts)
 
     def _note_owed(self, client_id: str, host: int, place: int) -> None:
         if place == LAST_FOR_NOW:
-            self._owed.setdefault(client_id, set()).add(host)
+            self._owed.setdefault(client_id, {})[host] = self._now()
         elif place == LAST and client_id in self._owed:
-            self._owed[client_id].discard(host)
-            if not self._owed[client_id]:
-                del self._owed[client_id]
+            self._owed[client_id].pop(host, None)
+
+    def ended(self, session: Session) -> None:
+        """Take nothing more for a session that its client has ended, or that has expired."""
+        if self._owed.pop(session.client_id, None):
+            self._ended.pop(session.client_id, None)
+            self._ended[session.client_id] = session.details.began, self._now() + AWAY_SECONDS_MAX
+            if len(self._ended) > _ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
 
     def fetch(
         self,
@@ -221,16 +247,28 @@ class Fetching:
 
     def _state_came(self, arrival: _Arrival, is_last: bool, part: bytes) -> None:
         if arrival.session is None:
-            self._end_former(arrival.client_id)  # of a time when this host was the owner
             terms, part = SessionTerms.decode(part)
-            # a former session may still be being cleared
-            if arrival.client_id in self._endings.clients or not self._begin(arrival, terms):
-                self._fail(arrival)
-                return
+            left_behind = self._left_behind(arrival.client_id, terms)
+            if left_behind is not None:  # it is this session: what has come for it meanwhile is part of it
+                arrival.session = left_behind
+            else:
+                self._end_former(arrival.client_id)  # of a time when this host was the owner
+                # a former session may still be being cleared
+                if arrival.client_id in self._endings.clients or not self._begin(arrival, terms):
+                    self._fail(arrival)
+                    return
         arrival.subscriptions += decode_subscriptions(part)
         if is_last:
             arrival.parts = 0
             self._context.in_pieces(self._subscribe(arrival))
+
+    def _left_behind(self, client_id: str, terms: SessionTerms) -> Session | None:
+        """Return the session that was left behind here when that one moved; with its present terms."""
+        session = self._sessions.get(client_id)
+        if session is None or not session.details.left_behind or session.details.began != terms.began:
+            return None
+        self._take_terms(session, terms)
+        return session
 
     def _end_former(self, client_id: str) -> None:
         session = self._sessions.get(client_id)
@@ -246,21 +284,32 @@ class Fetching:
             self._context.counters.add(count.SESSIONS_OVER_MAX)
             return False
         session = arrival.session = self._sessions.new(arrival.client_id, terms.version)
-        details: Details = session.details
         session.durable = True
-        details.expiry_interval, details.username = terms.expiry, terms.username
-        details.own_bytes = own_bytes(arrival.client_id, details.username, None)
-        details.began, details.began_clean = terms.began, terms.began_clean
         self._router.restoring.restore(session, None, {}, {})
-        self._remember(session, is_old=True)
         self._sessions.left(session)
+        self._take_terms(session, terms)
+        return True
+
+    def _take_terms(self, session: Session, terms: SessionTerms) -> None:
+        details: Details = session.details
+        details.expiry_interval, details.username = terms.expiry, terms.username
+        details.own_bytes = own_bytes(session.client_id, details.username, None)
+        details.began, details.began_clean = terms.began, terms.began_clean
+        self._remember(session, is_old=True)
         self._endings.expire_in(session, terms.expiry)
         self._state_records.connected(session)
-        return True
 
     def _subscribe(self, arrival: _Arrival) -> Iterator[None]:
         session, subscriptions = arrival.session, arrival.subscriptions
         assert session is not None
+        spend((len(subscriptions) + session.subscriptions) * STEP)
+        kept = {item.filter for item, _ in subscriptions}
+        gone = [named for named in session.subscribed(0, session.subscriptions) if named not in kept]
+        for first in range(0, len(gone), AT_ONCE):
+            if not self._is_on_its_way(arrival):
+                return
+            self._subscribing.drop(session, gone[first : first + AT_ONCE])
+            yield
         for first in range(0, len(subscriptions), AT_ONCE):
             if first:
                 yield
@@ -276,16 +325,17 @@ class Fetching:
     def _wait_for_hosts(self, arrival: _Arrival) -> None:
         """Ask for the messages when all workers and hosts know the subscriptions."""
 
+        def go_on(is_whole: bool) -> None:
+            if self._is_on_its_way(arrival):
+                self._renew(arrival)
+                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, ALL_THERE if is_whole else ONE_AWAY)
+
         def known() -> None:
             if self._is_on_its_way(arrival) and arrival.is_subscribed:
                 arrival.is_subscribed = False
-                self._renew(arrival)
-                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, self._who_is_there())
+                self._others.flush(go_on)  # whether hosts know them that are linked with other workers
 
         self._router.answering.answer_packet(arrival.conn, b"", self._context.another_interest_number(), known)
-
-    def _who_is_there(self) -> bytes:
-        return ONE_AWAY if self._others.has_away() else ALL_THERE
 
     def _page_came(self, arrival: _Arrival, place: int, wall_ms: int, page: bytes) -> None:
         session = arrival.session
@@ -310,10 +360,20 @@ class Fetching:
             return
         del self._arriving[arrival.client_id]
         self._send(arrival.host, CANCEL, arrival.number, arrival.client_id, b"")
-        session = arrival.session
-        if session is not None and self._sessions.get(arrival.client_id) is session and session.connection is None:
-            self._endings.end_moved(session)
+        if self._sessions.get(arrival.client_id) is arrival.session:
+            self.end_vain(arrival.client_id)
         arrival.then(False)
+
+    def end_vain(self, client_id: str) -> None:
+        """End a session that has come in vain; one that was left behind here before stays so."""
+        session = self._sessions.get(client_id)
+        if session is None or session.connection is not None:
+            return
+        if session.details.left_behind:
+            self._endings.expire_in(session, AWAY_SECONDS_MAX)
+            self.stays_behind(client_id)
+        else:
+            self._endings.end_moved(session)
 
     def host_away(self, host: int) -> None:
         """Give up what is asked of a host that does not answer: what has not begun to come does not come."""
@@ -328,27 +388,35 @@ class Fetching:
 
     def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> None:
         """Take a part of what a former owner hands over."""
-        part, place, wall_ms, began = PART.unpack_from(rest)
+        head, page = PartHead.decode(rest)
         late = self._late.setdefault((client_id, host), _Late())
         late.until = self._now() + _LATE_SECONDS
-        if part == 0:
+        if head.number == 0:
             late.number, late.parts = number, 0
-        if (number, part) != (late.number, late.parts):
+        if (number, head.number) != (late.number, late.parts):
             return  # all of it is sent again
         late.parts += 1
         session = self._sessions.get(client_id)
         if session is None:  # the other host may keep it
-            if place != MORE:
+            if head.place != MORE:
                 self._send(host, NOTHING, number, client_id, b"")
             return
-        self._note_owed(client_id, host, place)
-        if not session.details.began_clean:
+        self._note_owed(client_id, host, head.place)
+        details: Details = session.details
+        is_same = head.began == details.began
+        has_ended = self._ended.get(client_id, (0, 0.0))[0] == head.began
+        if is_same or not (details.began_clean or has_ended):
             self._remember(session, is_old=True)
-            begun = _number_at(session.details.began + _SUBSCRIBE_MS)
-            ahead = self._router.state.wall_ms - wall_ms
-            self._router.moving.take_late(session, rest[PART.size :], ahead, begun, _number_at(began))
-        if place != MORE:
-            self._router.journal.when_durable(lambda: self._send(host, DONE, number, client_id, self._who_is_there()))
+            absent_from = max(head.absent_from, _number_at(details.began + _SUBSCRIBE_MS))
+            absent_until = 0 if head.is_left_behind else head.absent_until
+            ahead = self._router.state.wall_ms - head.wall_ms
+            self._router.moving.take_late(session, page, ahead, absent_from, absent_until)
+        if head.place != MORE:
+
+            def done(is_whole: bool) -> None:
+                self._send(host, DONE, number, client_id, ALL_THERE if is_whole else ONE_AWAY)
+
+            self._router.journal.when_durable(partial(self._others.flush, done))
 
     def came(self, kind: bytes, host: int, number: int, client_id: str, rest: bytes) -> None:
         """Take an answer of the owner."""
@@ -364,14 +432,14 @@ class Fetching:
 
     def _take(self, kind: bytes, arrival: _Arrival, rest: bytes) -> None:
         if kind in (STATE, PAGE):
-            part, place, wall_ms, _ = PART.unpack_from(rest)
-            if part != arrival.parts:
-                raise ValueError(f"part {part} of a session came, not {arrival.parts}")
+            head, part = PartHead.decode(rest)
+            if head.number != arrival.parts:
+                raise ValueError(f"part {head.number} of a session came, not {arrival.parts}")
             arrival.parts += 1
             if kind == STATE:
-                self._state_came(arrival, place != MORE, rest[PART.size :])
+                self._state_came(arrival, head.place != MORE, part)
             else:
-                self._page_came(arrival, place, wall_ms, rest[PART.size :])
+                self._page_came(arrival, head.place, head.wall_ms, part)
         elif kind == CANCEL:
             self._fail(arrival)
         else:

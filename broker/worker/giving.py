@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from broker.context.piecework import AT_ONCE
+from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.session_parts import (
     CANCEL,
     LAST,
@@ -17,8 +18,8 @@ from broker.worker.session_parts import (
     NOTHING,
     PAGE,
     PAGE_BYTES,
-    PART,
     STATE,
+    PartHead,
     SessionTerms,
     encode_subscription,
     split_named,
@@ -104,11 +105,14 @@ class Giving:
         self._leaving: dict[str, _Leaving] = {}
         self._left_behind: dict[str, float] = {}
         """Sessions that stay for what hosts that are away may have, and when to look; the earliest first."""
-        self._began = self._router.state.wall_ms
+        self._dropping: set[str] = set()
+        """Client ids of sessions that are losing what another host has."""
+        state = self._router.state
+        self._absent = state.stored_number, state.next_number() if state.stored_number else 0
 
     def is_leaving(self, client_id: str) -> bool:
         """Whether its session may be on its way to another host."""
-        return client_id in self._leaving
+        return client_id in self._leaving or client_id in self._dropping
 
     def _until(self) -> float:
         return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
@@ -117,8 +121,8 @@ class Giving:
         """Begin to give a session to a host that knows this one as its owner since that epoch."""
         leaving = self._leaving.get(client_id)
         session = self._sessions.get(client_id)
-        is_handed_over = leaving is not None and leaving.then is not None
-        if session is not None and (session.details.epoch != epoch or is_handed_over):
+        is_busy = client_id in self._dropping or (leaving is not None and leaving.then is not None)
+        if session is not None and (session.details.epoch != epoch or is_busy):
             self._send(host, CANCEL, number, client_id, b"")
             return
         if session is not None:
@@ -148,23 +152,26 @@ class Giving:
                 if options is not None:
                     part += encode_subscription(named, *options)
             if len(part) >= PAGE_BYTES and first + AT_ONCE < total:
-                self._send_part(host, STATE, number, client_id, number_of_part, MORE, part)
+                self._send_part(host, STATE, number, session, number_of_part, MORE, part)
                 number_of_part += 1
                 part = bytearray()
-        self._send_part(host, STATE, number, client_id, number_of_part, LAST, part)
+        self._send_part(host, STATE, number, session, number_of_part, LAST, part)
 
     def _send_part(
         self,
         host: int,
         kind: bytes,
         number: int,
-        client_id: str,
+        session: Session,
         number_of_part: int,
         place: int,
         part: bytes | bytearray,
     ) -> None:
-        head = PART.pack(number_of_part, place, self._router.state.wall_ms, self._began)
-        self._send(host, kind, number, client_id, head + part)
+        details: Details = session.details
+        head = PartHead(
+            number_of_part, place, self._router.state.wall_ms, details.began, details.left_behind, *self._absent
+        )
+        self._send(host, kind, number, session.client_id, head.encode() + part)
 
     def go_on(self, client_id: str, number: int, is_whole: bool = True) -> None:
         """Send what a session has, behind what is on its way to it. is_whole: no host is away from the other one."""
@@ -195,7 +202,7 @@ class Giving:
                 leaving.host,
                 PAGE if leaving.then is None else LATE,
                 leaving.number,
-                client_id,
+                leaving.session,
                 leaving.pages,
                 MORE if page is not None else last,
                 page or b"",
@@ -215,9 +222,10 @@ class Giving:
             session = self._sessions.get(client_id)
         if session is None:
             then(LateOutcome.DONE)
-        elif client_id in self._leaving:
+        elif self.is_leaving(client_id):
             then(LateOutcome.NOT_NOW)
         else:
+            self._left_behind.pop(client_id, None)
             number = next(self._numbers)
             self._endings.hold(session)
             self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
@@ -235,14 +243,13 @@ class Giving:
                 self._endings.end_moved(session)
             leaving.then(LateOutcome.DONE)
         else:
-            self.keep(client_id)
-            leaving.then(LateOutcome.NOT_NOW)
+            self._lost(client_id, leaving)
 
     def is_not_wanted(self, client_id: str, number: int) -> None:
         """Keep a session that was to be handed over to an owner that has none."""
         leaving = self._leaving.get(client_id)
         if leaving is not None and leaving.number == number and leaving.then is not None:
-            self.keep(client_id)
+            self._keep(client_id)
             leaving.then(LateOutcome.NOT_WANTED)
 
     def stays_behind(self, client_id: str) -> bool:
@@ -257,27 +264,45 @@ class Giving:
         if leaving.is_whole or self._sessions.get(client_id) is not session:
             return False
         self._endings.will_moved(session)
-        self._endings.expire_in(session, session.details.expiry_interval)
-        self._context.in_pieces(_drop(leaving.departure))
-        self._look_later(client_id)
+        session.details.left_behind = True
+        self._endings.expire_in(session, AWAY_SECONDS_MAX)
+        self._dropping.add(client_id)
+        self._context.in_pieces(self._drop(client_id, leaving.departure))
         return True
 
-    def _look_later(self, client_id: str) -> None:
+    def _drop(self, client_id: str, departure: Departure) -> Iterator[None]:
+        try:
+            while self._sessions.get(client_id) is departure.session and departure.drop():
+                yield
+        finally:
+            self._dropping.discard(client_id)
+            self.look_later(client_id)
+
+    def look_later(self, client_id: str) -> None:
+        """Hand over what has come for a session that has stayed behind, once no host is away."""
         self._left_behind.pop(client_id, None)
         self._left_behind[client_id] = self._router.state.now_ms / 1000 + _LOOK_SECONDS
 
-    def keep(self, client_id: str) -> None:
-        """Keep a session that does not go: it is an offline one again."""
+    def keep(self, client_id: str) -> bool:
+        """Keep a session that does not move: it is an offline one again. Return False if it is being handed over."""
+        leaving = self._leaving.get(client_id)
+        if leaving is not None and leaving.then is not None:
+            return False
+        self._keep(client_id)
+        return True
+
+    def _keep(self, client_id: str) -> None:
         leaving = self._leaving.pop(client_id, None)
         session = self._sessions.get(client_id)
         if leaving is not None and session is leaving.session and session is not None and session.connection is None:
-            self._endings.expire_in(session, session.details.expiry_interval)
+            details: Details = session.details
+            self._endings.expire_in(session, AWAY_SECONDS_MAX if details.left_behind else details.expiry_interval)
 
     def cancelled(self, client_id: str, number: int, host: int) -> None:
         """Keep a session that the other host does not take. number: 0: whichever move."""
         leaving = self._leaving.get(client_id)
-        if leaving is not None and leaving.host == host and number in (0, leaving.number):
-            self.keep(client_id)
+        if leaving is not None and leaving.host == host and number in (0, leaving.number) and leaving.then is None:
+            self._keep(client_id)
 
     def host_away(self, host: int) -> None:
         """Keep what is being handed over to a host that does not answer."""
@@ -288,7 +313,7 @@ class Giving:
     def _lost(self, client_id: str, leaving: _Leaving) -> None:
         """Keep a session that is being handed over; of one that may have moved it is asked later who owns it."""
         if leaving.then is not None:
-            self.keep(client_id)
+            self._keep(client_id)
             self._context.guard_client(client_id, leaving.then, LateOutcome.NOT_NOW)
 
     def tick(self, now: float) -> None:
@@ -306,12 +331,7 @@ class Giving:
             if self._left_behind[client_id] > now:
                 break
             if has_away:
-                self._look_later(client_id)
+                self.look_later(client_id)
             else:
                 del self._left_behind[client_id]
                 self._resolve(client_id)
-
-
-def _drop(departure: Departure) -> Iterator[None]:
-    while departure.drop():
-        yield

@@ -79,8 +79,6 @@ class SessionMoves:
         send: Send,
         resolve: Callable[[str], None],
     ) -> None:
-        self._sessions = sessions
-        self._endings = endings
         self._send = send
         numbers = itertools.count(context.router.state.wall_ms << 16)  # of moves; they rise over restarts
         self._fetching = Fetching(
@@ -91,15 +89,14 @@ class SessionMoves:
         self.fetch, self.go_on_for = self._fetching.fetch, self._fetching.go_on_for
         self.hand_over = self._giving.hand_over
         self.stays_behind, self.keep = self._giving.stays_behind, self._giving.keep
-        self.begun = self._fetching.begun
+        self._fetching.stays_behind = self._giving.look_later
+        self.begun, self.ended = self._fetching.begun, self._fetching.ended
 
     def cancel(self, client_id: str, host: int | None) -> None:
         """Let the former owner keep a session that has come: another host has taken the client id meanwhile."""
         if host is not None:
             self._send(host, CANCEL, 0, client_id, b"")
-        session = self._sessions.get(client_id)
-        if session is not None and session.connection is None:
-            self._endings.end_moved(session)
+        self._fetching.end_vain(client_id)
 
     def heard(self, kind: bytes, host: int, number: int, client_id: str, rest: bytes) -> None:
         """Take a message of another host about a client id whose home this worker is. Raises ValueError and

@@ -22,6 +22,7 @@ import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
 from broker.worker.flushing import FLUSH, FLUSHED, Flushing
+from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.owning import KINDS, Owning
 from broker.worker.retained_exchange import ALL_SENT, ASK, RetainedExchange
 from leveldb_store.format import schema
@@ -56,8 +57,6 @@ _FRAME_BYTES_MAX: Final = (256 << 20) + (64 << 20)
 _BEGIN_SECONDS_MAX: Final = 10.0
 """Time that a worker waits to be told of other hosts before it serves clients."""
 _TRY_SECONDS: Final = 1.0
-_AWAY_SECONDS_MAX: Final = 24 * 3600.0
-"""Time after which nobody waits for what a host may have that is away."""
 
 
 class OtherHosts:
@@ -309,7 +308,7 @@ class OtherHosts:
 
     def has_away(self) -> bool:
         """Implements OtherOwners."""
-        soonest = time.monotonic() - _AWAY_SECONDS_MAX
+        soonest = time.monotonic() - AWAY_SECONDS_MAX
         return any(
             self._linked_at.get(number, self._made_at) > soonest
             for number in self._nodes.values()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from pyx.mesh.link import Link
 
-__all__ = ["OtherOwners"]
+__all__ = ["AWAY_SECONDS_MAX", "OtherOwners"]
+
+AWAY_SECONDS_MAX: Final = 24 * 3600.0
+"""Time after which nobody waits for what a host may have that is away."""
 
 
 class OtherOwners(Protocol):

@@ -186,8 +186,7 @@ class Owning:
             self._spare.keep(wait.client_id, epoch)
             if session is not None:
                 session.details.epoch = epoch
-        elif session is not None:
-            self._unproven[wait.client_id] = None
+        self._ask_again(wait.client_id)
         if conn.fd < 0 or conn.state >= _CLOSING:
             return
         self._context.guard(conn, self._open, attempt, wait.username, wait.authentication, epoch)
@@ -246,7 +245,9 @@ class Owning:
             wait.then(None)
             return
         if not self._connecting.may_take_over(attempt, wait.former):
-            del self._opening[wait.client_id]
+            if self._opening.get(wait.client_id) is wait:
+                del self._opening[wait.client_id]
+            self._ask_again(wait.client_id)
             return
         host = self._others.number_of(wait.former)
         if host is None or wait.fate is Fate.CLEAN_START:
@@ -355,6 +356,12 @@ class Owning:
         else:
             self._moves.hand_over(client_id, host, over)
 
+    def _ask_again(self, client_id: str) -> None:
+        """Ask who owns the client id of a session that is not known to be owned here; it may have to be handed over."""
+        session = self._sessions.get(client_id)
+        if session is not None and not session.details.epoch:
+            self._unproven[client_id] = None
+
     def _prove_later(self, client_id: str) -> None:
         self._context.call_later(_RETRY_SECONDS, partial(self._unproven.setdefault, client_id))
 
@@ -385,6 +392,7 @@ class Owning:
 
     def _removed(self, session: Session) -> None:
         if session.details.epoch:
+            self._moves.ended(session)
             self._spare.keep(session.client_id, session.details.epoch)
 
     def _is_needed(self, client_id: str, epoch: int) -> bool:
@@ -465,10 +473,11 @@ class Owning:
         def known(epoch: int | None) -> None:
             session = self._sessions.get(client_id)
             if epoch == 0:
-                return  # it is asked again
-            self._moves.keep(client_id)
-            if epoch is None:
-                self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, nothing of it is taken
+                self._ask_again(client_id)
+            elif not self._moves.keep(client_id):
+                return  # it is being handed over
+            elif epoch is None:
+                self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, the owner has had it
             elif session is not None:
                 session.details.epoch = epoch
 

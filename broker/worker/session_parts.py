@@ -15,7 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyx.protocol.packets import Subscription
-from pyx.protocol.topics import parse_share
+from pyx.protocol.topics import parse_share, wrong_filter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,8 @@ __all__ = [
     "ONE_AWAY",
     "PAGE",
     "PAGE_BYTES",
-    "PART",
     "STATE",
+    "PartHead",
     "SessionTerms",
     "decode_subscriptions",
     "encode_subscription",
@@ -56,12 +56,13 @@ ALL_THERE: Final = b"\x01"
 ONE_AWAY: Final = b"\x00"
 PAGE_BYTES: Final = 64 << 10
 EPOCH: Final = struct.Struct("<Q")
-PART: Final = struct.Struct("<IBqQ")
-"""Number of the part of a STATE, PAGE or LATE, its place (`MORE`, ...), the sender's time in ms, when that began."""
 MORE: Final = 0
 LAST: Final = 1
 LAST_FOR_NOW: Final = 2
 """Of a PAGE or LATE: a host is away that may have more for this session, which will be handed over."""
+_PART: Final = struct.Struct("<IBqQ?QQ")
+_TIME_MAX: Final = 1 << 50
+"""ms: further away than any clock is."""
 _FORMAT: Final = 1
 _TERMS: Final = struct.Struct("<BBIQBI")
 """Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1."""
@@ -70,6 +71,35 @@ _SUBSCRIPTION: Final = struct.Struct("<HBI")
 _IDENTIFIER_MAX: Final = 268_435_455
 _RETAIN_HANDLING: Final = 0x30
 _NEVER_RETAINED: Final = 0x20
+
+
+class PartHead(NamedTuple):
+    """Of a STATE, PAGE or LATE.
+
+    number: of the part. place: MORE, LAST or LAST_FOR_NOW. wall_ms: the sender's Unix time. began: when the session
+    began, Unix time in ms. is_left_behind: the session has moved before (`broker.worker.giving`). absent_from,
+    absent_until: the numbers of messages between them are of a time when the sender did not run.
+    """
+
+    number: int
+    place: int
+    wall_ms: int
+    began: int
+    is_left_behind: bool
+    absent_from: int
+    absent_until: int
+
+    def encode(self) -> bytes:
+        """Return the head as bytes."""
+        return _PART.pack(*self)
+
+    @classmethod
+    def decode(cls, part: bytes) -> tuple[PartHead, bytes]:
+        """Return the head of a part, and the rest. Raises ValueError, struct.error."""
+        head = cls(*_PART.unpack_from(part))
+        if head.place > LAST_FOR_NOW or abs(head.wall_ms) > _TIME_MAX or head.began > _TIME_MAX:
+            raise ValueError("the head of a part of a session is damaged")
+        return head, part[_PART.size :]
 
 
 class SessionTerms(NamedTuple):
@@ -95,6 +125,8 @@ class SessionTerms(NamedTuple):
         form, version, expiry, began, clean, length = _TERMS.unpack_from(part)
         if form != _FORMAT:
             raise ValueError(f"the state of a session has format {form}, this release reads {_FORMAT}")
+        if version not in (3, 4, 5) or began > _TIME_MAX:
+            raise ValueError("the terms of a session are damaged")
         at = _TERMS.size + max(0, length - 1)
         if at > len(part):
             raise ValueError("the state of a session is cut off")
@@ -121,7 +153,8 @@ def decode_subscriptions(part: bytes) -> Iterable[tuple[Subscription, int]]:
     while at < len(part):
         length, options, identifier = _SUBSCRIPTION.unpack_from(part, at)
         at += _SUBSCRIPTION.size + length
-        if at > len(part) or identifier > _IDENTIFIER_MAX:
+        named = part[at - length : at]
+        if at > len(part) or identifier > _IDENTIFIER_MAX or options & 3 == 3 or wrong_filter(named, 5) is not None:
             raise ValueError("a subscription is damaged")
         options = options & ~_RETAIN_HANDLING | _NEVER_RETAINED
-        yield Subscription(part[at - length : at], options), identifier
+        yield Subscription(named, options), identifier

@@ -2,13 +2,16 @@
 
 A page is a sequence of records, in the order in which the client is sent them:
 
-    u8 kind, u16 Packet Identifier, u8 state, u32 length, and a record of family Q (`pyx.delivery.windows`) that
-    contains its message; none if the length is 0
+    u8 kind, u16 Packet Identifier, u8 state | OF_ITS_OWN_COPY, u32 length, and a record of family Q
+    (`pyx.delivery.windows`) that contains its message; none if the length is 0
 
     IN_FLIGHT   a message of the outgoing window, with its Packet Identifier; none if it waits for its PUBCOMP
     ARRIVED     the Packet Identifier of a QoS 2 PUBLISH of the client without its PUBREL
     UNSENT      of the session's own queue, or of the log
     SEEN        what it has had (`pyx.delivery.seen_messages`): u64 each, no message
+
+OF_ITS_OWN_COPY: a share of a group, or a retained message that a SUBSCRIBE has asked for: the session may have the same
+message as a subscriber, too, and gets both.
 
 Packing changes nothing: the session has everything until the other host owns it. What comes is queued for the session
 alone, before what this worker has logged for it since it has its subscriptions here. Both may have the same message:
@@ -33,7 +36,7 @@ from pyx.delivery.restoring import unpack_queued
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.seen_messages cimport SeenMessages, mark_of
 from pyx.delivery.session cimport (
-    FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
+    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
 )
 from pyx.delivery.windows cimport FORM_2, OWN_RECORD, QUEUED_HEAD_BYTES, Windows
 from pyx.protocol.message cimport Message
@@ -47,6 +50,7 @@ cdef enum:
     UNSENT = 3
     SEEN = 4
     HEAD_BYTES = 8
+    OF_ITS_OWN_COPY = 0x80
     # stages of a departure
     MARKS = 0
     WINDOW = 1
@@ -55,6 +59,14 @@ cdef enum:
     DONE = 4
     RECORDS_MAX = 500           # of a page, and messages that are dropped at once
     MARKS_BYTES = 1 << 15       # of a record
+
+
+cdef inline uint8_t own_copy(uint8_t flags) noexcept:
+    return OF_ITS_OWN_COPY if flags & (SHARED_COPY | RETAINED_COPY) else 0
+
+
+cdef inline uint64_t copy_mark(Message m, uint8_t state) noexcept:
+    return mark_of(&m.content) ^ (state & OF_ITS_OWN_COPY)
 
 
 @cython.final
@@ -119,7 +131,7 @@ cdef class Departure:
                 q = &s.queue[(s.queue_head + self.at) & (s.queue_cap - 1)]
                 self.at += 1
                 self.messages += 1
-                self.moving.pack(packed, UNSENT, 0, 0, q.flags & 7,
+                self.moving.pack(packed, UNSENT, 0, own_copy(q.flags), q.flags & 7,
                                  <bytes>q.identifiers if q.identifiers != NULL else None, <Message>q.message)
             return False
         return self.read_on(packed, most)
@@ -174,7 +186,8 @@ cdef class Departure:
             m = None
         if m is not None or slot.state == WAIT_PUBCOMP:
             self.messages += 1
-            self.moving.pack(packed, IN_FLIGHT, slot.packet_id, slot.state, slot.flags & 7, identifiers, m)
+            self.moving.pack(packed, IN_FLIGHT, slot.packet_id, slot.state | own_copy(slot.flags), slot.flags & 7,
+                             identifiers, m)
         return 0
 
     cdef bint read_on(self, Packed packed, uint32_t most) except -1:
@@ -318,10 +331,10 @@ cdef class Moving:
             elif p[at] == SEEN:
                 s.seen.unpack(p + at + HEAD_BYTES, length)
             else:
-                m = self.take_in(s, p[at], <uint16_t>get16(p + at + 1), p[at + 3],
+                m = self.take_in(s, p[at], <uint16_t>get16(p + at + 1), p[at + 3] & ~OF_ITS_OWN_COPY,
                                  page[at + HEAD_BYTES:at + HEAD_BYTES + length] if length else None, ahead)
                 if m is not None:
-                    s.seen.is_again(mark_of(&m.content))
+                    s.seen.is_again(copy_mark(m, p[at + 3]))
             at += HEAD_BYTES + length
         self.bound(s)
         if self.state.keeps and is_stored(s):
@@ -342,10 +355,11 @@ cdef class Moving:
             self.state.drops.add(s, count.DROPPED_QUEUE_FULL, 1)
         return 0
 
-    def take_late(self, Session s not None, bytes page not None, int64_t ahead, uint64_t begun, uint64_t away_until):
+    def take_late(self, Session s not None, bytes page not None, int64_t ahead, uint64_t absent_from,
+                  uint64_t absent_until):
         """Queue for a session, which remembers what it has had, the messages of a page of a former owner that it has
-        not had. If it has forgotten some, those numbered from `begun` to `away_until` count as had: the former owner
-        was not there, so another host has published them, for both. ValueError: the page is damaged."""
+        not had. If it has forgotten some, those numbered between the two count as had: the former owner was not there,
+        so another host has published them, for both. ValueError: the page is damaged."""
         cdef const uint8_t* p = <const uint8_t*><const char*>page
         cdef size_t at = 0, n = len(page)
         cdef uint32_t length
@@ -357,7 +371,8 @@ cdef class Moving:
                 work(COPY)
                 flags, _, identifiers, m = unpack_queued(page[at + HEAD_BYTES:at + HEAD_BYTES + length])
                 number = m.content.number
-                if not (s.seen.has_forgotten and begun <= number < away_until or s.seen.is_again(mark_of(&m.content))):
+                if not (s.seen.has_forgotten and absent_from < number < absent_until or
+                        s.seen.is_again(copy_mark(m, p[at + 3]))):
                     if m.content.expires:
                         m.content.expires = max(<int64_t>m.content.expires + ahead, 1)
                     self.backlog.queue_for(s, m, flags & 3, flags & 4 != 0, identifiers, 0, 0)
@@ -374,7 +389,7 @@ cdef class Moving:
         if length > n - HEAD_BYTES:
             raise ValueError("a page of a session is cut off")
         if not (p[0] == ARRIVED and length == 0 or p[0] == UNSENT and length or p[0] == SEEN and length % 8 == 0 or
-                p[0] == IN_FLIGHT and (length == 0) == (p[3] == WAIT_PUBCOMP)):
+                p[0] == IN_FLIGHT and (length == 0) == (p[3] & ~OF_ITS_OWN_COPY == WAIT_PUBCOMP)):
             raise ValueError("a page of a session is damaged")
         return length
 

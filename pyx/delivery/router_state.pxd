@@ -59,6 +59,7 @@ cdef class RouterState:
     cdef readonly uint64_t wall_ms
     cdef uint64_t wall_offset
     cdef readonly Clock clock           # the source of message numbers
+    cdef readonly uint64_t stored_number    # the highest one that a former run has left in the store; 0: none
     # sampling of durations, in the monotonic clock's ns; 0 = nothing
     cdef uint64_t tick_ns               # when this tick began; 0 without a reactor: then nothing is sampled
     cdef uint64_t sample_ms             # the next PUBLISH at or after this time is sampled

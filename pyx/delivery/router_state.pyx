@@ -113,6 +113,7 @@ cdef class RouterState:
 
     def numbers_behind(self, uint64_t number):
         """Make all further numbers higher than this one, which is in the store."""
+        self.stored_number = max(self.stored_number, number)
         self.clock.behind(number >> NUMBER_WORKER_BITS)
 
     cdef int set_dirty(self, Connection conn) except -1:

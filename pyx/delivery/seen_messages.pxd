@@ -9,8 +9,8 @@ from pyx.protocol.message cimport Content
 
 cdef enum:
     SEEN_MAX = 16384            # marks of each half: 256 KiB
-    SEEN_ALL_MAX = 1 << 22      # marks of all sessions, about: then the older halves are as small as they can be
-    SEEN_LEAST = 64             # what a half may hold even then
+    SEEN_ALL_MAX = 1 << 23      # places of all sessions, about: 64 MiB; beyond it, halves are as small as they can be
+    SEEN_LEAST = 8              # what a half may hold even then
 
 
 cdef struct Half:               # an open table: linear probing, at most half full

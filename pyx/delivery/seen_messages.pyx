@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 from pyx.core.work cimport PLACE, work
 
-cdef uint64_t remembered = 0                   # marks of all sessions of the process
+cdef uint64_t occupied = 0                     # places of all sessions of the process
 
 
 cdef bint is_in(const Half* half, uint64_t mark) noexcept:
@@ -34,8 +34,8 @@ cdef void put(Half* half, uint64_t mark) noexcept:
 cdef class SeenMessages:
 
     def __dealloc__(self):
-        global remembered
-        remembered -= self.newer.count + self.older.count
+        global occupied
+        occupied -= self.newer.cap + self.older.cap
         free(self.newer.places)
         free(self.older.places)
 
@@ -49,27 +49,26 @@ cdef class SeenMessages:
         return False
 
     cdef int add(self, uint64_t mark) except -1:
-        global remembered
         if self.newer.count >= self.newer.cap // 2:
             self.grow()
         put(&self.newer, mark)
-        remembered += 1
         return 0
 
     cdef int grow(self) except -1:
         # make room in the newer half: a larger table, or another half
-        global remembered
+        global occupied
         cdef Half half
         cdef uint32_t i
-        cdef bint is_full = self.newer.count >= SEEN_MAX or remembered >= SEEN_ALL_MAX and self.newer.count >= SEEN_LEAST
+        cdef bint is_full = self.newer.count >= SEEN_MAX or occupied >= SEEN_ALL_MAX and self.newer.count >= SEEN_LEAST
         half.cap = 2 * SEEN_LEAST if is_full or self.newer.cap == 0 else 2 * self.newer.cap
         half.count = 0
         half.places = <uint64_t*>calloc(half.cap, sizeof(uint64_t))
         if half.places == NULL:
             raise MemoryError
+        occupied += half.cap
         if is_full:
             self.has_forgotten |= self.older.count != 0
-            remembered -= self.older.count
+            occupied -= self.older.cap
             free(self.older.places)
             self.older = self.newer
         else:
@@ -77,6 +76,7 @@ cdef class SeenMessages:
             for i in range(self.newer.cap):
                 if self.newer.places[i]:
                     put(&half, self.newer.places[i])
+            occupied -= self.newer.cap
             free(self.newer.places)
         self.newer = half
         return 0

@@ -6,7 +6,7 @@ import pytest
 
 from broker.worker import giving
 from broker.worker.giving import LateOutcome
-from broker.worker.session_parts import DONE
+from broker.worker.session_parts import DONE, PAGE
 from pyx.protocol.message import Message
 from tests.kept_host import lasting
 from tests.kept_store import KeptStore
@@ -202,3 +202,145 @@ def test_a_session_in_use_does_not_end_when_it_was_handed_over(pair: Pair) -> No
     pair.settle()
     assert outcomes == [LateOutcome.NOT_NOW]
     assert not client.closed
+
+
+def leave_behind(pair: Pair, clean: bool = False, expiry: int = 600) -> Peer:
+    """Move a session while a host is away; return its client, connected to the new host."""
+    client = pair.old.host.connect("c", 5, clean=clean, expiry=expiry)
+    client.subscribe(("b", 1), ("gone", 1))
+    pair.old.host.lose(client)
+    pair.old.is_whole = pair.new.is_whole = False
+    pair.move("c")
+    return pair.new.host.connect("c", 5, clean=False, expiry=expiry)
+
+
+def all_are_back(pair: Pair) -> None:
+    """Publish what the host that was away has kept for the former owner, and hand it over."""
+    pair.old.is_whole = pair.new.is_whole = True
+    publish_some(pair.old.host, {"b": 1}, 2)
+    pair.old.host.pass_time(5)
+    pair.old.moves.tick(pair.old.host.now)
+    assert pair.old.resolved == ["c"]
+    pair.answers.clear()
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+    assert pair.old.host.node.sessions.get("c") is None
+
+
+def test_a_session_that_began_clean_is_left_behind_as_others(pair: Pair) -> None:
+    """Clean Start ends former sessions, not what comes for this one."""
+    peer = leave_behind(pair, clean=True)
+    all_are_back(pair)
+    assert [each[:2] for each in received(peer)] == [("b", b"0"), ("b", b"1")]
+
+
+def test_a_session_that_was_left_behind_does_not_expire_by_its_own_terms(pair: Pair) -> None:
+    """Its client is connected to another host."""
+    peer = leave_behind(pair, expiry=60)
+    pair.old.host.pass_time(3600)
+    assert pair.old.host.node.sessions.get("c") is not None
+    all_are_back(pair)
+    assert len(received(peer)) == 2
+
+
+def test_a_session_that_its_client_has_ended_is_owed_nothing(pair: Pair) -> None:
+    """[MQTT-3.1.2-4] A later session of that client gets none of its messages."""
+    peer = leave_behind(pair)
+    session = peer.session
+    pair.new.host.lose(peer)
+    pair.new.host.node.endings.end(session)
+    pair.new.moves.ended(session)
+    later = pair.new.host.connect("c", 5, clean=False, expiry=600)
+    assert not later.session_present
+    all_are_back(pair)
+    later.silent()
+
+
+def test_a_restart_of_the_former_owner_takes_nothing_from_what_it_was_kept() -> None:
+    """It was not there when that was published, but neither did the publisher's host know the present one."""
+    pair = Pair(KeptStore)
+    client = lasting(pair.old.host, "c", 5)
+    client.subscribe(("b", 1))
+    pair.old.host.lose(client)
+    publish_some(pair.old.host, {"other": 1}, 1)
+    kept = pair.old.host.node.router.state.next_number() + (1 << 30)
+    pair.old.host.pass_time(60)
+    pair.new.host.pass_time(60)
+    pair.old.take(pair.old.host.crash())
+    pair.old.is_whole = False
+    pair.move("c")
+    peer = lasting(pair.new.host, "c", 5)
+    pair.old.is_whole = True
+    pair.old.host.node.router.publish_message(Message.create(b"b", b"kept", qos=1, number=kept))
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+    assert [each[:2] for each in received(peer)] == [("b", b"kept")]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_client_comes_back_to_the_host_that_it_has_left(pair: Pair, fails: bool) -> None:
+    """What has come meanwhile for the session that was left behind is its, and subscriptions that the client has ended
+    are not. If the move fails the session stays behind.
+    """
+    peer = leave_behind(pair)
+    peer.unsubscribe("gone")
+    publish_some(pair.new.host, {"b": 1}, 1)
+    pair.new.host.lose(peer)
+    publish_some(pair.old.host, {"b": 1, "gone": 1}, 1)
+    pair.turn()
+    pair.old.is_whole = pair.new.is_whole = False
+    waiting = pair.fetch("c")
+    if fails:
+        pair.settle(lambda: pair.sent[0][1] == PAGE)
+        pair.sent.clear()
+        pair.new.host.pass_time(6)
+        pair.new.moves.tick(pair.new.host.now)
+        pair.settle()
+        assert pair.answers == [False]
+        assert pair.old.host.node.sessions.get("c") is not None
+        session = pair.new.host.node.sessions.get("c")
+        assert session is not None
+        assert session.details.left_behind
+        pair.new.is_whole = True
+        pair.new.host.pass_time(5)
+        pair.new.moves.tick(pair.new.host.now)
+        assert pair.new.resolved == ["c"]
+        return
+    pair.settle()
+    assert pair.answers == [True]
+    pair.new.host.lose(waiting)
+    back = lasting(pair.new.host, "c", 5)
+    assert back.session_present
+    assert sorted(each[:2] for each in received(back)) == [("b", b"0"), ("b", b"0")]
+    publish_some(pair.new.host, {"b": 1, "gone": 1}, 1)
+    assert [each[:2] for each in received(back)] == [("b", b"0")]
+    assert not back.session.details.left_behind
+
+
+def test_shares_and_copies_of_one_message_are_both_handed_over(pair: Pair) -> None:
+    """A session that subscribes to a topic and is a member of a group for it gets both, and each once."""
+    client = lasting(pair.old.host, "c", 5)
+    client.subscribe(("b", 1), ("$share/g/b", 1))
+    pair.old.host.lose(client)
+    publish_some(pair.old.host, {"b": 1}, 2)
+    peer = pair.new.host.connect("c", 5, clean=False, expiry=600)
+    for _ in range(2):
+        pair.answers.clear()
+        pair.old.moves.hand_over("c", SECOND, pair.outcome)
+        pair.settle(lambda: pair.sent[0][1] == DONE)
+        if not pair.answers:  # all of it again
+            pair.sent.clear()
+            pair.old.host.pass_time(11)
+            pair.old.moves.tick(pair.old.host.now)
+    assert sorted(each[1] for each in received(peer)) == [b"0", b"0", b"1", b"1"]
+
+
+def test_a_session_that_is_being_handed_over_is_not_kept(pair: Pair) -> None:
+    """Whoever finds out that it has not moved leaves it to the hand-over, which tells its outcome."""
+    of_before(pair)
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    assert not pair.old.moves.keep("c")
+    pair.settle()
+    assert pair.answers == [True]
