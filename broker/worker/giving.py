@@ -61,10 +61,11 @@ class LateOutcome(Enum):
 
 class _Leaving:
     """A session that goes to another host. then: what it has is handed over, for a session that is there already;
-    called with what has become of it. `is_whole`: no host is away that may have messages for it.
+    called with what has become of it. `is_whole`: no host is away that may have messages for it. `is_known`: all hosts
+    knew the subscriptions of the session there before it was sent.
     """
 
-    __slots__ = ("departure", "due", "host", "is_whole", "number", "pages", "session", "then")
+    __slots__ = ("departure", "due", "host", "is_known", "is_whole", "number", "pages", "session", "then")
 
     def __init__(
         self, session: Session, host: int, number: int, due: float, then: Callable[[LateOutcome], None] | None = None
@@ -76,6 +77,7 @@ class _Leaving:
         self.departure: Departure | None = None
         self.pages = 0
         self.is_whole = True
+        self.is_known = then is None
         self.then = then
 
 
@@ -212,9 +214,10 @@ class Giving:
                 return
             yield
 
-    def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None]) -> None:
+    def hand_over(self, client_id: str, host: int, then: Callable[[LateOutcome], None], is_known: bool = False) -> None:
         """Hand over what a session has that is another host's by now, and end it; not before hosts that are away have
-        sent what they have for it.
+        sent what they have for it. It takes two passes: what was published while the first one was on its way may have
+        been published for this session alone.
         """
         session = self._sessions.get(client_id)
         if session is not None:
@@ -228,7 +231,8 @@ class Giving:
             self._left_behind.pop(client_id, None)
             number = next(self._numbers)
             self._endings.hold(session)
-            self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
+            leaving = self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
+            leaving.is_known = is_known
             self.go_on(client_id, number)
 
     def is_done(self, client_id: str, number: int, is_whole: bool) -> None:
@@ -238,12 +242,15 @@ class Giving:
             return
         leaving.is_whole &= is_whole
         session = leaving.session
-        if self._sessions.get(client_id) is session and session.connection is None and not session.details.epoch:
+        if self._sessions.get(client_id) is not session or session.connection is not None or session.details.epoch:
+            self._lost(client_id, leaving)
+        elif leaving.is_whole and not leaving.is_known:
+            then = leaving.then
+            self._lose(client_id, leaving, lambda: self.hand_over(client_id, leaving.host, then, is_known=True))
+        else:
             if not self.stays_behind(client_id):
                 self._endings.end_moved(session)
             leaving.then(LateOutcome.DONE)
-        else:
-            self._lost(client_id, leaving)
 
     def is_not_wanted(self, client_id: str, number: int) -> None:
         """Keep a session that was to be handed over to an owner that has none."""
@@ -256,27 +263,38 @@ class Giving:
         """Forget a move that is done: the session is the new owner's. Return whether its shell stays here, with its
         subscriptions and without what the new owner has, for what hosts that are away have for it.
         """
-        leaving = self._leaving.pop(client_id, None)
+        leaving = self._leaving.get(client_id)
         if leaving is None or leaving.departure is None:
+            self._leaving.pop(client_id, None)
             return False
-        leaving.departure.gone()
         session = leaving.session
         if leaving.is_whole or self._sessions.get(client_id) is not session:
+            del self._leaving[client_id]
+            leaving.departure.gone()
             return False
         self._endings.will_moved(session)
         session.details.left_behind = True
         self._endings.expire_in(session, AWAY_SECONDS_MAX)
-        self._dropping.add(client_id)
-        self._context.in_pieces(self._drop(client_id, leaving.departure))
+        self._lose(client_id, leaving, lambda: self.look_later(client_id))
         return True
 
-    def _drop(self, client_id: str, departure: Departure) -> Iterator[None]:
-        try:
-            while self._sessions.get(client_id) is departure.session and departure.drop():
-                yield
-        finally:
-            self._dropping.discard(client_id)
-            self.look_later(client_id)
+    def _lose(self, client_id: str, leaving: _Leaving, then: Callable[[], None]) -> None:
+        """Let a session lose what another host has, then call `then`."""
+        departure = leaving.departure
+        assert departure is not None
+        del self._leaving[client_id]
+        departure.gone()
+
+        def pieces() -> Iterator[None]:
+            try:
+                while self._sessions.get(client_id) is leaving.session and departure.drop():
+                    yield
+            finally:
+                self._dropping.discard(client_id)
+            then()
+
+        self._dropping.add(client_id)
+        self._context.in_pieces(pieces())
 
     def look_later(self, client_id: str) -> None:
         """Hand over what has come for a session that has stayed behind, once no host is away."""

@@ -20,7 +20,7 @@ does not hear how it went, it asks who owns the client id.
 A host may have a session whose client another one has taken when nobody heard of it: it was dead, or etcd was away.
 When it finds that out it hands over what it has:
 
-    former -> owner   LATE      what it has for its client, in parts
+    former -> owner   LATE      what it has for its client, in parts; then all that has come meanwhile
     owner -> former   DONE      it is queued, or not wanted: end the session
                       NOTHING   there is no session: the former owner keeps its, and takes the client id
 

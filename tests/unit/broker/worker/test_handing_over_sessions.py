@@ -344,3 +344,15 @@ def test_a_session_that_is_being_handed_over_is_not_kept(pair: Pair) -> None:
     assert not pair.old.moves.keep("c")
     pair.settle()
     assert pair.answers == [True]
+
+
+def test_what_comes_while_a_session_is_handed_over(pair: Pair) -> None:
+    """A host that had not known the owner's subscriptions has published it for the former session alone."""
+    peer = of_before(pair)
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle(lambda: pair.sent[0][1] == DONE)
+    publish_some(pair.old.host, {"b": 1}, 2)
+    pair.settle()
+    assert pair.answers == [True]
+    assert pair.old.host.node.sessions.get("c") is None
+    assert len(received(peer)) == 3 * len(TOPICS) + 2
