@@ -69,8 +69,8 @@ class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
     __slots__ = (
-        "client_id", "conn", "due", "host", "is_subscribed", "number", "parts", "session", "subscriptions", "then",
-        "unreachable",
+        "client_id", "conn", "due", "host", "is_known", "is_subscribed", "is_whole", "number", "parts", "session",
+        "subscriptions", "then", "unreachable",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +96,10 @@ class _Arrival:
         """Those of the owner, each with its Subscription Identifier."""
         self.is_subscribed = False
         """Whether it has these subscriptions, and waits until hosts know them."""
+        self.is_known = False
+        """Whether all workers and hosts that are there know them."""
+        self.is_whole: bool | None = None
+        """Whether no host is away from any worker; None: not known yet."""
 
 
 class _Late:
@@ -325,17 +329,24 @@ class Fetching:
     def _wait_for_hosts(self, arrival: _Arrival) -> None:
         """Ask for the messages when all workers and hosts know the subscriptions."""
 
-        def go_on(is_whole: bool) -> None:
-            if self._is_on_its_way(arrival):
-                self._renew(arrival)
-                self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, ALL_THERE if is_whole else ONE_AWAY)
+        def seen(is_whole: bool) -> None:  # also by the siblings, which have other links
+            arrival.is_whole = is_whole
+            self._go_on(arrival)
 
         def known() -> None:
-            if self._is_on_its_way(arrival) and arrival.is_subscribed:
-                arrival.is_subscribed = False
-                self._others.flush(go_on)  # whether hosts know them that are linked with other workers
+            arrival.is_known = True
+            self._go_on(arrival)
 
+        arrival.is_known, arrival.is_whole = False, None
+        self._others.flush(seen)
         self._router.answering.answer_packet(arrival.conn, b"", self._context.another_interest_number(), known)
+
+    def _go_on(self, arrival: _Arrival) -> None:
+        is_whole = arrival.is_whole
+        if self._is_on_its_way(arrival) and arrival.is_subscribed and arrival.is_known and is_whole is not None:
+            arrival.is_subscribed = False
+            self._renew(arrival)
+            self._send(arrival.host, GO_ON, arrival.number, arrival.client_id, ALL_THERE if is_whole else ONE_AWAY)
 
     def _page_came(self, arrival: _Arrival, place: int, wall_ms: int, page: bytes) -> None:
         session = arrival.session
