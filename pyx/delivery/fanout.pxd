@@ -32,6 +32,7 @@ cdef class FanOut:
     cdef bint offline(self, Filter* f, uint32_t sessions) noexcept
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
                      uint8_t flags) except -1
+    cdef int fall_behind(self, Session s) except -1
     cdef int drop_offline(self, Session s) except -1
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1
     cdef int fill(self, Session s, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1

@@ -197,10 +197,7 @@ cdef class FanOut:
             if s.behind:
                 return 0
             if conn is None or not has_slot(s) or conn.out.pending > self.limits.outbox_bytes_max:
-                s.behind = True
-                s.cursor = self.in_hand.here - 1
-                self.state.fell_behind(s)
-                return 0
+                return self.fall_behind(s)
             if s.seen is not None and not flags & SHARED_COPY and s.seen.is_again(self.in_hand.mark()):
                 return 1
             self.counters.at[count.MATCHED] += 1
@@ -253,6 +250,12 @@ cdef class FanOut:
         if not conn.dirty:
             self.state.set_dirty(conn)
         return logged
+
+    cdef int fall_behind(self, Session s) except -1:
+        s.behind = True
+        s.cursor = self.in_hand.here - 1
+        self.state.fell_behind(s)
+        return 0
 
     cdef int drop_offline(self, Session s) except -1:
         self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1

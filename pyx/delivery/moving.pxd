@@ -16,7 +16,7 @@ cdef class Departure:
     cdef readonly Session session
     cdef list identifiers       # Packet Identifiers in flight, in order; then the log is read
     cdef list arrived
-    cdef list received          # as `arrived`, which is emptied when it is packed
+    cdef list unreleased        # as `arrived`, which is emptied when it is packed
     cdef bytes marks            # of what the session has had
     cdef uint32_t at            # of `marks`, then of `identifiers`, then of the queue
     cdef uint32_t queued        # messages of the queue, at most, still to be packed

@@ -151,8 +151,8 @@ cdef class Departure:
                 if slot != NULL:
                     dropped += 1
                     windows.finish_slot(s, slot)
-            elif self.received:
-                s.leave(<uint16_t>self.received.pop())
+            elif self.unreleased:
+                s.leave(<uint16_t>self.unreleased.pop())
             elif self.queued and s.queue_count:
                 self.queued -= 1
                 q = &s.queue[s.queue_head]
@@ -261,7 +261,7 @@ cdef class Moving:
         slots.sort()
         d.identifiers = [packet_id for _, packet_id in slots]
         d.arrived = [s.arrived[i] & 0xFFFF for i in range(s.arrived_cap) if s.arrived[i]]
-        d.received = list(d.arrived)
+        d.unreleased = list(d.arrived)
         d.queued = s.queue_count
         d.marks = s.seen.packed() if s.seen is not None else b""
         d.cursor = s.cursor if s.behind else self.state.next_position - 1

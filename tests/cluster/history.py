@@ -153,7 +153,7 @@ class Roamer:
                 continue
             how = self._chance.choice(("disconnects", "closes", "leaves it open"))
             if how == "disconnects":
-                client.disconnect()
+                self._disconnect(client)
             elif how == "closes":
                 client.close()
             else:
@@ -216,11 +216,17 @@ class Roamer:
             self.history.delivered(self.name, packet.payload)
             client.ack("PUBACK", packet.packet_id)
 
+    def _disconnect(self, client: Client) -> None:
+        try:
+            client.disconnect()
+        except OSError:  # its host was stopped, killed, or has closed the connection first
+            client.close()
+
     def take_rest(self, host: ClusteredHost) -> bool:
         """Connect and take what comes. Return whether no acknowledged message is missing."""
         client = self.connected(host)
         if client is None:
             return False
         self._take(client, 0.5)
-        client.disconnect()
+        self._disconnect(client)
         return not self.history.missing(self.name)

@@ -176,7 +176,7 @@ def test_operators_see_which_host_is_away() -> None:
             with urlopen(f"http://{address}/metrics", timeout=SECONDS) as answer:
                 lines = answer.read().decode().splitlines()
             (found,) = [line for line in lines if line.startswith("mqttd_host_links{")]
-            return found
+            return str(found)
 
         wait_until(lambda: links() == 2, SECONDS, "both workers are linked")
         assert metric() == 'mqttd_host_links{host="n1"} 2.0'

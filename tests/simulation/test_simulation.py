@@ -15,7 +15,7 @@ from tests.simulation.world import EVENTS, World
 
 SOME = 25
 """Seeds of `make test`."""
-MORE = 300
+MORE = 200
 """Those up to this one are in `make test-all`, those after it in `make soak`."""
 
 
