@@ -133,7 +133,9 @@ class Network:
             self._claim.close()
 
     def _remove_namespaces(self) -> None:
-        """With a namespace its interfaces go, and their peers."""
+        # with the namespaces it would go, too, but some time later
+        if Path("/sys/class/net", self._here).exists():
+            _ip("link", "delete", self._here)
         folder = Path("/run/netns")
         for namespace in folder.iterdir() if folder.exists() else ():
             if namespace.name == self._switch or namespace.name.startswith(f"{self._switch}h"):
