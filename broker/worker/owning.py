@@ -320,13 +320,18 @@ class Owning:
 
     def _proven(self, wait: OwnerWait, epoch: int | None) -> None:
         client_id = wait.client_id
-        session = self._sessions.get(client_id)
         self._proving = max(0, self._proving - 1)
         if client_id in self._opening:  # which finds it out
             return
         if epoch is None:
             self._hand_over(client_id, wait.former, wait.epoch)
-        elif not epoch:
+        else:
+            self._settled(client_id, epoch)
+
+    def _settled(self, client_id: str, epoch: int) -> None:
+        """Note since when this host owns a client id; 0: it is not known."""
+        session = self._sessions.get(client_id)
+        if not epoch:
             self._unproven[client_id] = None
         elif session is None:
             self._spare.keep(client_id, epoch)
@@ -372,16 +377,7 @@ class Owning:
         wait = OwnerWait(client_id, nothing_decided)
         wait.kind, wait.epoch, wait.former = RequestKind.TAKE, epoch, node
 
-        def taken(epoch: int | None) -> None:
-            session = self._sessions.get(client_id)
-            if not epoch:
-                self._unproven[client_id] = None
-            elif session is None:
-                self._spare.keep(client_id, epoch)
-            else:
-                session.details.epoch = epoch
-
-        wait.then = taken
+        wait.then = lambda epoch: self._settled(client_id, epoch or 0)
         self._questions.ask(wait)
 
     def claim_all(self) -> None:

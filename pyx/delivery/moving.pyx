@@ -61,6 +61,7 @@ cdef enum:
     MARKS_BYTES = 1 << 15       # of a record
 
 
+# noexcept: only C is called
 cdef inline uint8_t own_copy(uint8_t flags) noexcept:
     return OF_ITS_OWN_COPY if flags & (SHARED_COPY | RETAINED_COPY) else 0
 

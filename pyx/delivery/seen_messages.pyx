@@ -10,6 +10,7 @@ from pyx.core.work cimport PLACE, work
 cdef uint64_t occupied = 0                     # places of all sessions of the process
 
 
+# Noexcept: `is_in` and `put` only call C. A half is at most half full, so that both find a free place.
 cdef bint is_in(const Half* half, uint64_t mark) noexcept:
     cdef uint32_t i
     if half.count == 0:

@@ -109,6 +109,13 @@ class Hosts(list[ClusteredHost]):
 
         wait_until(all_linked, LINK_SECONDS, "all workers are linked")
 
+    def run(self, host: ClusteredHost, stack: contextlib.ExitStack) -> None:
+        """Start a host, which ends with the stack."""
+        stack.callback(host.forget)
+        stack.callback(host.kill)
+        self.append(host)
+        host.start()
+
     def linked(self) -> Iterator[Self]:
         """Yield them once they are linked. In the end they are stopped, and none may have failed within."""
         self.wait_until_linked()
@@ -131,8 +138,5 @@ def hosts_of(
         hosts = Hosts()
         hosts.etcd = stack.enter_context(etcd_process())
         for at, count in enumerate(workers):
-            host = ClusteredHost(f"n{at}", count, hosts.etcd, store, environment, "127.0.0.1", **limits)
-            stack.callback(host.forget)
-            stack.callback(host.kill)
-            hosts.append(host.start())
+            hosts.run(ClusteredHost(f"n{at}", count, hosts.etcd, store, environment, "127.0.0.1", **limits), stack)
         yield from hosts.linked()

@@ -116,15 +116,6 @@ class Network:
             _ip("-n", self._hosts[sender], "neighbour", "delete", self.address_of(receiver), "dev", "eth0")
         self._cuts.clear()
 
-    def sent_bytes(self, host: int) -> int:
-        """Return the bytes that a host has sent over its interface."""
-        counted = subprocess.run(
-            self.command_in(host, ("cat", "/sys/class/net/eth0/statistics/tx_bytes")),
-            capture_output=True,
-            check=True,
-        )
-        return int(counted.stdout)
-
     def remove(self) -> None:
         """Remove everything, and let others have its number."""
         try:
@@ -184,9 +175,5 @@ def namespaced_hosts_of(
         stack.callback(hosts.network.remove)
         hosts.etcd = stack.enter_context(etcd_process(host=hosts.network.etcd_address))
         for at, count in enumerate(workers):
-            host = NamespacedHost(hosts.network, at, count, hosts.etcd, store, environment, **limits)
-            stack.callback(host.forget)
-            stack.callback(host.kill)
-            hosts.append(host)
-            host.start()
+            hosts.run(NamespacedHost(hosts.network, at, count, hosts.etcd, store, environment, **limits), stack)
         yield from hosts.linked()

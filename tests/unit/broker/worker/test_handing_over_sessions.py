@@ -29,6 +29,14 @@ def of_before(pair: Pair, clean: bool = False) -> Peer:
     return peer
 
 
+def hand_over(pair: Pair) -> None:
+    """Hand over what the former owner has, with both passes."""
+    pair.answers.clear()
+    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.settle()
+    assert pair.answers == [True]
+
+
 def publish_everywhere(pair: Pair, topic: str, payload: bytes) -> None:
     """Publish for both hosts, as a third one does that knows the subscriptions of both."""
     number = pair.new.host.node.router.state.next_number()
@@ -43,9 +51,7 @@ def test_what_a_former_owner_still_has_is_handed_over(pair: Pair) -> None:
     """
     peer = of_before(pair)
     publish_some(pair.old.host, {"b": 1}, 2)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     assert pair.old.host.node.sessions.get("c") is None
     expected = [(topic, b"%d" % number) for topic in TOPICS for number in range(3)] + [("b", b"0"), ("b", b"1")]
     assert sorted(each[:2] for each in received(peer)) == sorted(expected)
@@ -64,9 +70,7 @@ def test_what_the_later_session_has_had_is_not_taken(pair: Pair, when: str) -> N
         assert [each[1] for each in received(peer)] == [b"both-%d" % number for number in range(5)]
     if when == "queued":
         pair.new.host.lose(peer)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     got = received(peer if when == "sent" else lasting(pair.new.host, "c", 5))
     assert len(got) == 3 * len(TOPICS) + (0 if when == "sent" else 5)
     assert sorted({each[:2] for each in got}) == sorted(each[:2] for each in got)
@@ -88,9 +92,7 @@ def test_a_host_that_was_not_there_has_published_nothing() -> None:
     pair.old.host.pass_time(5)
     pair.old.take(pair.old.host.crash())
     publish_some(pair.old.host, {"b": 1}, 2)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     got = received(peer)
     assert ("b", b"both") not in [each[:2] for each in got]
     assert len(got) == 3 * len(TOPICS) + 2
@@ -116,9 +118,7 @@ def test_a_session_stays_for_what_hosts_that_are_away_have_for_it(pair: Pair, mo
     else:
         peer = of_before(pair)
         lose_sight()
-        pair.old.moves.hand_over("c", SECOND, pair.outcome)
-        pair.settle()
-        assert pair.answers == [True]
+        hand_over(pair)
     assert len(received(peer)) == 3 * len(TOPICS)
     former = pair.old.host.node.sessions.get("c")
     assert former is not None
@@ -130,10 +130,7 @@ def test_a_session_stays_for_what_hosts_that_are_away_have_for_it(pair: Pair, mo
     pair.new.moves.tick(pair.new.host.now)
     if seen_by == "the owner":
         assert pair.old.resolved == ["c"]
-        pair.answers.clear()
-        pair.old.moves.hand_over("c", SECOND, pair.outcome)
-        pair.settle()
-        assert pair.answers == [True]
+        hand_over(pair)
         assert pair.old.host.node.sessions.get("c") is former
         peer.silent()
         pair.old.resolved.clear()
@@ -143,10 +140,7 @@ def test_a_session_stays_for_what_hosts_that_are_away_have_for_it(pair: Pair, mo
     pair.old.host.pass_time(5)
     pair.old.moves.tick(pair.old.host.now)
     assert pair.old.resolved == ["c"]
-    pair.answers.clear()
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     assert [each[:2] for each in received(peer)] == [("b", b"0")]
     assert pair.old.host.node.sessions.get("c") is None
     pair.new.host.pass_time(61)
@@ -155,9 +149,7 @@ def test_a_session_stays_for_what_hosts_that_are_away_have_for_it(pair: Pair, mo
 
 def test_nothing_is_handed_over_to_a_session_that_began_clean(pair: Pair) -> None:
     peer = of_before(pair, clean=True)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     assert pair.old.host.node.sessions.get("c") is None
     peer.silent()
 
@@ -221,10 +213,7 @@ def all_are_back(pair: Pair) -> None:
     pair.old.host.pass_time(5)
     pair.old.moves.tick(pair.old.host.now)
     assert pair.old.resolved == ["c"]
-    pair.answers.clear()
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     assert pair.old.host.node.sessions.get("c") is None
 
 
@@ -273,9 +262,7 @@ def test_a_restart_of_the_former_owner_takes_nothing_from_what_it_was_kept() -> 
     peer = lasting(pair.new.host, "c", 5)
     pair.old.is_whole = True
     pair.old.host.node.router.publish_message(Message.create(b"b", b"kept", qos=1, number=kept))
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
-    pair.settle()
-    assert pair.answers == [True]
+    hand_over(pair)
     assert [each[:2] for each in received(peer)] == [("b", b"kept")]
 
 
