@@ -24,6 +24,7 @@ __all__ = ["KIND", "ROOT", "STORES", "BrokerProcess", "processes_of_session", "u
 ROOT = Path(__file__).resolve().parent.parent
 KIND = os.environ.get("MQTTD_TEST_BROKER", "mqttd")
 STORE = os.environ.get("MQTTD_TEST_STORE", "")
+_FAILURE = re.compile(r"Traceback|killed by SIG(SEGV|ABRT|BUS|FPE|ILL|SYS|TRAP)")
 
 #: The stores of a suite that runs on every store
 STORES = ("",) if KIND == "mosquitto" else (STORE,) if STORE else ("memory", "leveldb")
@@ -107,6 +108,12 @@ class BrokerProcess(Mqttd):
     def stderr(self, since: int = 0) -> str:
         """Return the standard error from byte ``since``."""
         return self._log.read_bytes()[since:].decode(errors="replace")
+
+    def assert_sound(self) -> None:
+        """Check that no exception was logged until now, and that no process has crashed."""
+        said = self.stderr()
+        wrong = [line for line in said.splitlines() if _FAILURE.search(line)]
+        assert not wrong, f"the broker failed within: {wrong[:3]}\n{said[-20000:]}"
 
     def stderr_size(self) -> int:
         """Return the bytes of standard error until now."""

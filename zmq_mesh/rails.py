@@ -5,11 +5,13 @@ want. So a publish crosses to a host once, over the same links for all messages 
 as many workers, a worker also has links over which it is sent to, and only answers.
 
 A rail is made for every host that is there, and connects by itself, again and again. When a host has gone that keeps
-its sessions on disk, the rail stays: what its clients are owed is kept for its return.
+its sessions on disk, the rail stays: what its clients are owed is kept for its return. That of another one stays for a
+while: a host that is cut off from etcd is no member any more, and has its sessions yet.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
@@ -77,6 +79,8 @@ def peers_of(host: int, workers: int, own: int, own_workers: int) -> dict[Peer, 
 class Rails:
     """The rails of one worker. own: its number among all hosts' workers. own_workers: of this host. incarnation: of
     the first link, in us as those of workers; each further one has the next. publisher: of the interest of this host.
+    wait_seconds: time for which a host without a disk is waited for that is no member any more: it may only be cut off,
+    and then it has its sessions yet.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Rails:
         limits: LinkLimits,
         batches: BatchReceiver,
         when_writable: Callable[[Peer], Callable[[], object]],
+        wait_seconds: float,
     ) -> None:
         self.own = own
         self._own_workers = own_workers
@@ -106,6 +111,7 @@ class Rails:
         self._limits = limits
         self._batches = batches
         self._when_writable = when_writable
+        self._wait_seconds = wait_seconds
         self.hosts: Mapping[int, Host] = {}
         """The other hosts that are there, by number."""
         self.links: Final[dict[Peer, Link]] = {}
@@ -113,7 +119,8 @@ class Rails:
         self._outlets: dict[Peer, Outlet] = {}
         self._connected: dict[Peer, tuple[str, bytes]] = {}
         """Where each is connected to: address and key of its host."""
-        self._leaving: set[int] = set()
+        self._leaving: dict[int, tuple[str, float]] = {}
+        """Hosts without a disk that are no members any more: their names, and until when they are waited for."""
 
     def endpoint(self, peer: Peer) -> str:
         """Return where a peer listens. Raises LookupError for one whose host is not there."""
@@ -125,9 +132,14 @@ class Rails:
         failed: dict[int, Exception] = {}
         for number in former.keys() - hosts.keys():
             if not former[number].keeps:
-                self._leaving.add(number)
-        self._leaving -= hosts.keys()
-        self.drop_the_gone()
+                self._leaving[number] = former[number].node, now + self._wait_seconds
+        names = {host.node for host in hosts.values()}
+        for number, (node, _) in list(self._leaving.items()):
+            if number in hosts:
+                del self._leaving[number]
+            elif node in names:  # it has begun anew, without what it had
+                self._leaving[number] = node, now
+        self.drop_the_gone(now)
         for number, host in hosts.items():
             wanted = peers_of(number, host.workers, worker_of(self.own), self._own_workers)
             for peer in [each for each in self.links if host_of(each) == number and each not in wanted]:
@@ -135,7 +147,7 @@ class Rails:
             for peer, (sends, receives) in wanted.items():
                 try:
                     if peer not in self.links:
-                        self._make(peer, sends, receives, now)
+                        self._make_room(peer, sends, receives, now)
                     elif self._connected[peer] != (host.address, host.key):
                         self._outlets[peer].reconnect()
                 except Exception as error:  # noqa: BLE001  of this host's record: the others are linked all the same
@@ -144,14 +156,23 @@ class Rails:
                     self._connected[peer] = host.address, host.key
         return failed
 
-    def drop_the_gone(self) -> None:
-        """Forget hosts that keep nothing, are no members any more, and do not answer either."""
-        for number in list(self._leaving):
+    def drop_the_gone(self, now: float) -> None:
+        """Forget hosts that keep nothing, have been no members for `wait_seconds`, and do not answer either."""
+        for number, (_, until) in list(self._leaving.items()):
             peers = [each for each in self.links if host_of(each) == number]
-            if not any(self.links[peer].ready for peer in peers):
-                self._leaving.discard(number)
+            if until <= now and not any(self.links[peer].ready for peer in peers):
+                del self._leaving[number]
                 for peer in peers:
                     self._drop(peer)
+
+    def _make_room(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
+        try:
+            self._make(peer, sends, receives, now)
+        except LookupError:
+            if not self._leaving:
+                raise
+            self.drop_the_gone(math.inf)  # those that are there come first
+            self._make(peer, sends, receives, now)
 
     def _make(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
         def writable() -> None:

@@ -110,6 +110,7 @@ class ClusterHost:
         self._number = 0
         self._incarnation = 0
         self._has_seen_hosts = False
+        self._others: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._membership: HostMembership | None = None
         self._out_of_reach = False
@@ -231,6 +232,12 @@ class ClusterHost:
     def hosts_changed(self, hosts: Mapping[str, HostRecord]) -> None:
         """Implements MembershipEvents."""
         self._has_seen_hosts = True
+        others = hosts.keys() - {self._settings.node_id}
+        for node in sorted(others - self._others):
+            self._log.info("host_joined", host=node)
+        for node in sorted(self._others - others):
+            self._log.warning("host_left", host=node)
+        self._others = others
         self._ownership.hosts = max(1, len(hosts))
         self._tell_hosts(hosts)
 

@@ -361,7 +361,7 @@ class Limits(BaseModel):
         256 * _MIB,
         "bytes",
         "dropped_peer_lost",
-        "Bytes kept in memory for a sibling that is away (not with a store on disk)",
+        "Bytes kept in memory for a sibling or host that is away, 512 more for each batch (not with a store on disk)",
         "dropped",
         ge=0,
         le=BYTES_MAX,

@@ -200,6 +200,7 @@ class OtherHosts:
             self._mesh.limits,
             self._peering.batches,
             self._mesh.when_writable,
+            self._context.settings.cluster.unproven_seconds_max or AWAY_SECONDS_MAX,
         )
         try:
             transport.listen(together)
@@ -230,7 +231,7 @@ class OtherHosts:
         if self._peering.batches.acknowledges and self._peering.batches.release_passed_on():
             self._router.peers.links_due = True
         if self.rails is not None:
-            self.rails.drop_the_gone()
+            self.rails.drop_the_gone(now)
             self._find_links(())
         if not self.has_begun and self._may_begin(now):
             self._begin()

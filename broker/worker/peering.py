@@ -360,8 +360,8 @@ class Peering:
 
     def forget_interest(self, peer: Peer, then: Callable[[], None] = lambda: None) -> None:
         """Forget what a peer wanted whose sessions are gone with it, and call `then`."""
-        self._forget(self._router.siblings.begin_interest(peer), then)
         self.batches.submit_now(peer)  # so that this tick's entries are reported as lost together with the rest
+        self._forget(self._router.siblings.begin_interest(peer), then)  # `then` may free its place at once
 
     def _forget(self, whole: WholeInterest, then: Callable[[], None] = lambda: None) -> None:
         """Forget the filters not named: some now, the rest in pieces."""

@@ -56,6 +56,7 @@ cdef class Peers:
     # acks, news of stored entries
     cdef public object forward_now
     cdef public bint links_due
+    cdef Peer known(self, int peer)
     cdef int pause(self, Connection conn) except -1
     cdef int sample(self, const Matches* m, bint answered) except -1
     cdef int tell_in_passing(self, int peer, const Content* c) except -1

@@ -80,6 +80,11 @@ cdef class Peers:
         self.held_peers &= others
         self.unsure_peers &= others
 
+    cdef Peer known(self, int peer):
+        if not 0 <= peer < len(self.peers) or self.peers[peer] is None:
+            raise LookupError(f"{peer} is no peer")
+        return <Peer>self.peers[peer]
+
     cdef int pause(self, Connection conn) except -1:
         if not conn.paused:
             conn.paused = True
@@ -119,7 +124,7 @@ cdef class Peers:
 
     cdef int tell_in_passing(self, int peer, const Content* c) except -1:
         # a message to a sibling's broker; it may be lost, and travels with the next batch
-        cdef Peer p = <Peer>self.peers[peer]
+        cdef Peer p = self.known(peer)
         if p.volatile_entries is None:
             p.volatile_entries = Packed.__new__(Packed)
         p.volatile_entries.entry(c, ENTRY_CONTROL, NULL)
@@ -182,7 +187,7 @@ cdef class Peers:
         c.topic_len = <uint16_t>len(kind)
         c.payload = <const uint8_t*><const char*>payload
         c.payload_len = <uint32_t>len(payload)
-        cdef Peer p = <Peer>self.peers[peer]
+        cdef Peer p = self.known(peer)
         if p.sequenced is None:
             p.sequenced = Packed.__new__(Packed)
         p.sequenced.entry(&c, ENTRY_CONTROL, NULL)
@@ -206,7 +211,7 @@ cdef class Peers:
         """Return the next batch for a link to send: (volatile, sequenced, volatile payloads, sequenced payloads, tick),
         or None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and including this batch:
         later entries have another tick."""
-        cdef Peer p = <Peer>self.peers[peer]
+        cdef Peer p = self.known(peer)
         self.state.clock.tell()
         if p.cut:
             return p.cut.pop(0)
@@ -228,7 +233,7 @@ cdef class Peers:
 
     def peer_acknowledged(self, int peer, uint64_t tick):
         """Note that the peer has everything of the ticks up to `tick`: acks that waited for it may be sent."""
-        cdef Peer p = <Peer>self.peers[peer]
+        cdef Peer p = self.known(peer)
         if tick > p.acknowledged:
             p.acknowledged = tick
             self.state.acks_due = True
@@ -279,7 +284,7 @@ cdef class Peers:
 
     def peer_took_interest(self, int peer, uint64_t number):
         """Note that the peer routes by our interest up to `number`: SUBACKs that waited for it may be sent."""
-        cdef Peer p = <Peer>self.peers[peer]
+        cdef Peer p = self.known(peer)
         if number > p.interest:
             p.interest = number
             self.state.acks_due = True

@@ -28,6 +28,7 @@ from pyx.storage.entries cimport count_entries
 cdef enum:
     HANDOFF_FULL = 3                # zmq_mesh.envelope.Refusal
     SQUEEZE_MIN = 64                # items acked until their places are given back
+    KEPT_BATCH_BYTES = 512          # that a batch in memory costs beside its contents
     # After a restart the stream continues above every number that a former incarnation may have used without logging
     # it: an incarnation is the time of its fork in us (shards.supervisor), and none uses so many numbers in a us. So
     # they differ from those of its predecessor even if that was killed before its own reservation was stored.
@@ -134,6 +135,8 @@ cdef class Stream:
                         double now, bint is_away, bint hold) except -1:
         # add a sequenced part for a peer that is away (log it), gone (log it if it survives), or has a full log
         cdef Unacknowledged item
+        if not self.lasts():
+            nbytes += KEPT_BATCH_BYTES          # a peer may be away for minutes: many small ones must not cost more
         if self.handoff is None and not is_away:
             entries = count_entries(part) if entries < 0 else entries
             self.done.append(Undelivered(ticket, part, payloads, entries, False))
@@ -142,6 +145,8 @@ cdef class Stream:
             self.over.append(Undelivered(ticket, part, payloads, entries, False))
         else:
             self.sequence += 1
+            if not self.lasts():
+                part = bytes(part)              # without the room that its buffer has left
             item = unacknowledged(self.sequence, part, payloads, nbytes, ticket, entries, now, BATCH, SEQUENCED)
             self.items.append(item)
             self.loaded_bytes += nbytes

@@ -123,7 +123,7 @@ class Hosts(list[ClusteredHost]):
         for host in self:
             if host.alive():
                 assert host.stop() == 0
-            assert "Traceback" not in host.stderr(), host.stderr()
+            host.assert_sound()
 
 
 @contextlib.contextmanager

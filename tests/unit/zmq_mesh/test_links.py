@@ -248,6 +248,27 @@ def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
     assert world.workers[1].sequenced[0] == world.submitted[0, 1][:kept]
 
 
+def test_many_small_batches_for_a_peer_that_is_away_have_a_bound() -> None:
+    """Each costs more than it contains, and a peer may be away for minutes."""
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].stopped = True
+    world.run(2.0)
+    many = LIMITS.handoff_log_bytes_max // 512
+    for _ in range(2 * many):
+        world.submit(0, 1, entries=1, size=1)
+    world.run(0.02)
+    link = world.workers[0].links[1]
+    kept = 2 * many - len(world.workers[0].refusals)
+    assert many // 2 < kept < many
+    assert 512 * kept < link.handoff_bytes <= LIMITS.handoff_log_bytes_max
+    world.workers[1].stopped = False
+    world.workers[1].links[0].greet(world.network.now)
+    world.run(5.0)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1][:kept]
+    assert link.handoff_bytes == 0
+
+
 def test_killed_worker_memory_store() -> None:
     """Messages that waited for it are lost and counted, their publishers get acks; its successor starts clean."""
     world = World(3)

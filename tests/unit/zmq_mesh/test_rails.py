@@ -13,6 +13,8 @@ from zmq_mesh.contract import Buffer, LinkLimits, Outlet
 from zmq_mesh.interest import Publisher
 from zmq_mesh.rails import Host, RailPlace, Rails, endpoint_of, peers_of
 
+WAIT_SECONDS = 300.0
+
 
 @pytest.mark.parametrize("here", [1, 2, 3, 5, 16])
 @pytest.mark.parametrize("there", [1, 2, 3, 4, 16])
@@ -121,14 +123,18 @@ class Scene:
             LinkLimits(),
             None,  # type: ignore[arg-type]  # no batch arrives
             lambda _peer: lambda: None,
+            WAIT_SECONDS,
         )
+        self.now = 0.0
 
     def set(self, *hosts: Host) -> list[int]:
-        return list(self.rails.set_hosts({each.number: each for each in hosts}, 0.0))
+        return list(self.rails.set_hosts({each.number: each for each in hosts}, self.now))
 
 
-def host(number: int, workers: int = 2, address: str = "tcp://h:1", key: bytes = b"k", keeps: bool = True) -> Host:
-    return Host(number, f"n{number}", workers, address, key, keeps)
+def host(
+    number: int, workers: int = 2, address: str = "tcp://h:1", key: bytes = b"k", keeps: bool = True, node: str = ""
+) -> Host:
+    return Host(number, node or f"n{number}", workers, address, key, keeps)
 
 
 def test_links_come_with_hosts() -> None:
@@ -174,11 +180,41 @@ def test_a_host_that_cannot_be_linked_harms_no_other() -> None:
     assert set(scene.rails.links) == {peer_of(2, 0), peer_of(3, 0)}
 
 
-def test_a_host_without_a_disk_that_is_gone_is_forgotten() -> None:
-    """Its place is free again, however often that happens."""
+def test_a_host_without_a_disk_is_waited_for() -> None:
+    """It may only be cut off from etcd, and has its sessions yet: what they are owed is kept."""
+    scene = Scene()
+    scene.set(host(2, keeps=False), host(3))
+    link = scene.rails.links[peer_of(2, 0)]
+    scene.now = 5.0
+    scene.set(host(3))
+    scene.now += WAIT_SECONDS - 1
+    scene.rails.drop_the_gone(scene.now)
+    assert scene.rails.links[peer_of(2, 0)] is link
+    scene.set(host(2, keeps=False), host(3))
+    scene.now += WAIT_SECONDS
+    scene.set(host(3))
+    scene.now += WAIT_SECONDS - 1
+    scene.set(host(3))
+    assert scene.rails.links[peer_of(2, 0)] is link
+    scene.rails.drop_the_gone(scene.now + 1)
+    assert set(scene.rails.links) == {peer_of(3, 0)}
+
+
+def test_a_host_without_a_disk_that_begins_anew_is_not_waited_for() -> None:
+    """It has another number, and nothing of what it had."""
+    scene = Scene()
+    scene.set(host(2, keeps=False))
+    scene.set()
+    assert set(scene.rails.links) == {peer_of(2, 0)}
+    scene.set(host(5, keeps=False, node="n2"))
+    assert set(scene.rails.links) == {peer_of(5, 0)}
+
+
+def test_a_host_without_a_disk_that_is_gone_gives_way() -> None:
+    """Its place is for hosts that are there, however often that happens."""
     scene = Scene(most=1)
     for number in range(2, 200):
-        scene.set(host(number, keeps=False))
+        assert scene.set(host(number, keeps=False)) == []
         assert [each[0] for each in scene.places.taken.values()] == [peer_of(number, 0)]
 
 
