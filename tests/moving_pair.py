@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
 from broker.worker.moves import SessionMoves
 from leveldb_store.memory import MemoryStore
@@ -16,9 +17,11 @@ from tests.kept_host import lasting
 from tests.kept_store import KeptStore
 from tests.sansio import START_MS, Host, Peer
 
-__all__ = ["FIRST", "SECOND", "TOPICS", "Pair", "Side", "pair", "publish_some", "received", "subscribed"]
+__all__ = ["EPOCH", "FIRST", "SECOND", "TOPICS", "Pair", "Side", "pair", "publish_some", "received", "subscribed"]
 
 FIRST, SECOND = 1, 2
+EPOCH = 7
+"""Of an owner that knows that it is the owner."""
 
 
 class Line:
@@ -112,13 +115,25 @@ class Pair:
             except (ValueError, struct.error) as error:  # as the one door of the worker
                 self.errors.append(str(error))
 
-    def fetch(self, client_id: str) -> Peer:
-        """Begin to bring a session; return the connection that waits for it."""
+    def fetch(self, client_id: str, epoch: int = 0) -> Peer:
+        """Begin to bring a session that is owned since this epoch; return the connection that waits for it."""
         waiting = self.new.host.open(5)
         self.new.moves.fetch(
-            client_id, FIRST, 0, waiting.conn, self.answers.append, lambda: self.unreachable.append(None)
+            client_id,
+            FIRST,
+            epoch,
+            waiting.conn,
+            lambda fetched: self.answers.append(fetched is not Fetched.FAILED),
+            lambda: self.unreachable.append(None),
         )
         return waiting
+
+    def hand_over(self, client_id: str, then: Callable[[LateOutcome], None]) -> None:
+        """Begin to hand over what the first host has of a session that the second one owns."""
+        session = self.new.host.node.sessions.get(client_id)
+        if session is not None:
+            session.details.epoch = EPOCH
+        self.old.moves.hand_over(client_id, SECOND, then)
 
     def turn(self) -> None:
         """Let the two hosts change their parts: sessions move back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscription
 
-__all__ = ["Fetching", "Send"]
+__all__ = ["Fetched", "Fetching", "Send"]
 
 Send = Callable[[int, bytes, int, str, bytes], bool]
 """send(host, kind, number, client id, rest): sends a message to the home of a client id at a host, and returns whether
@@ -65,6 +66,16 @@ _LATE_SECONDS: Final = 60.0
 """Time for which it is known what was handed over, after the last part."""
 
 
+class Fetched(Enum):
+    """What has come from an owner."""
+
+    SESSION = 0
+    NOTHING = 1
+    """It has none."""
+    FAILED = 2
+    """The session stays there."""
+
+
 class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
@@ -79,7 +90,7 @@ class _Arrival:
         number: int,
         host: int,
         conn: Connection,
-        then: Callable[[bool], None],
+        then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
     ) -> None:
         self.client_id = client_id
@@ -214,16 +225,15 @@ class Fetching:
         host: int,
         epoch: int,
         conn: Connection,
-        then: Callable[[bool], None],
+        then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
     ) -> None:
         """Bring the session of a client from the host that owns it since this epoch. conn: the connection that waits
-        for it. then: called with whether it is here, or there was none; False: it stays there. unreachable: called
-        instead if that host does not answer.
+        for it. then: called with what has come. unreachable: called instead if that host does not answer.
         """
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
-            then(False)
+            then(Fetched.FAILED)
             return
         number = next(self._numbers)
         if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch)):
@@ -253,10 +263,10 @@ class Fetching:
         if arrival.session is None:
             terms, part = SessionTerms.decode(part)
             left_behind = self._left_behind(arrival.client_id, terms)
-            if left_behind is not None:  # it is this session: what has come for it meanwhile is part of it
+            if left_behind is not None:  # what has come for it meanwhile is part of the session
                 arrival.session = left_behind
             else:
-                self._end_former(arrival.client_id)  # of a time when this host was the owner
+                self.end_former(arrival.client_id)  # its client began anew
                 # a former session may still be being cleared
                 if arrival.client_id in self._endings.clients or not self._begin(arrival, terms):
                     self._fail(arrival)
@@ -267,14 +277,19 @@ class Fetching:
             self._context.in_pieces(self._subscribe(arrival))
 
     def _left_behind(self, client_id: str, terms: SessionTerms) -> Session | None:
-        """Return the session that was left behind here when that one moved; with its present terms."""
+        """Return the session that was left behind here, with the present terms of that one: it is the same, or one that
+        would be handed over to it.
+        """
         session = self._sessions.get(client_id)
-        if session is None or not session.details.left_behind or session.details.began != terms.began:
+        if session is None or not session.details.left_behind:
+            return None
+        if terms.began_clean and session.details.began != terms.began:
             return None
         self._take_terms(session, terms)
         return session
 
-    def _end_former(self, client_id: str) -> None:
+    def end_former(self, client_id: str) -> None:
+        """End the session that this host has of a time when it was the owner: another one counts."""
         session = self._sessions.get(client_id)
         if session is not None:
             self._closing.taken_over_elsewhere(session)
@@ -363,7 +378,7 @@ class Fetching:
             return
         del self._arriving[arrival.client_id]
         self._context.counters.add(count.SESSIONS_MOVED)
-        self._context.guard_client(arrival.client_id, arrival.then, True)
+        self._context.guard_client(arrival.client_id, arrival.then, Fetched.SESSION)
 
     def _fail(self, arrival: _Arrival) -> None:
         """Leave it where it is."""
@@ -373,7 +388,7 @@ class Fetching:
         self._send(arrival.host, CANCEL, arrival.number, arrival.client_id, b"")
         if self._sessions.get(arrival.client_id) is arrival.session:
             self.end_vain(arrival.client_id)
-        arrival.then(False)
+        arrival.then(Fetched.FAILED)
 
     def end_vain(self, client_id: str) -> None:
         """End a session that has come in vain; one that was left behind here before stays so."""
@@ -397,21 +412,25 @@ class Fetching:
             else:
                 self._context.guard_client(client_id, self._fail, arrival)
 
-    def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> None:
-        """Take a part of what a former owner hands over."""
+    def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> bool:
+        """Take a part of what a former owner hands over. Return False: not now. What a session has got here that is not
+        known to be owned here may go with it.
+        """
         head, page = PartHead.decode(rest)
+        session = self._sessions.get(client_id)
+        if session is not None and not session.details.epoch:
+            return False
         late = self._late.setdefault((client_id, host), _Late())
         late.until = self._now() + _LATE_SECONDS
         if head.number == 0:
             late.number, late.parts = number, 0
         if (number, head.number) != (late.number, late.parts):
-            return  # all of it is sent again
+            return True  # all of it is sent again
         late.parts += 1
-        session = self._sessions.get(client_id)
         if session is None:  # the other host may keep it
             if head.place != MORE:
                 self._send(host, NOTHING, number, client_id, b"")
-            return
+            return True
         self._note_owed(client_id, host, head.place)
         details: Details = session.details
         is_same = head.began == details.began
@@ -428,6 +447,7 @@ class Fetching:
                 self._send(host, DONE, number, client_id, ALL_THERE if is_whole else ONE_AWAY)
 
             self._router.journal.when_durable(partial(self._others.flush, done))
+        return True
 
     def came(self, kind: bytes, host: int, number: int, client_id: str, rest: bytes) -> None:
         """Take an answer of the owner."""
@@ -455,8 +475,7 @@ class Fetching:
             self._fail(arrival)
         else:
             del self._arriving[arrival.client_id]
-            self._end_former(arrival.client_id)  # the owner's session counts, and it has none
-            arrival.then(True)
+            arrival.then(Fetched.NOTHING)
 
     def tick(self, now: float) -> None:
         """Give up what is silent."""

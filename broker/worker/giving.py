@@ -301,6 +301,12 @@ class Giving:
         self._left_behind.pop(client_id, None)
         self._left_behind[client_id] = self._router.state.now_ms / 1000 + _LOOK_SECONDS
 
+    def has_sent(self, client_id: str, host: int) -> bool:
+        """Whether that host was sent what a session has, and nothing was decided since."""
+        leaving = self._leaving.get(client_id)
+        is_move = leaving is not None and leaving.then is None and leaving.departure is not None
+        return is_move and leaving is not None and leaving.host == host
+
     def keep(self, client_id: str) -> bool:
         """Keep a session that does not move: it is an offline one again. Return False if it is being handed over."""
         leaving = self._leaving.get(client_id)
@@ -317,10 +323,14 @@ class Giving:
             self._endings.expire_in(session, AWAY_SECONDS_MAX if details.left_behind else details.expiry_interval)
 
     def cancelled(self, client_id: str, number: int, host: int) -> None:
-        """Keep a session that the other host does not take. number: 0: whichever move."""
+        """Keep a session that the other host does not take, or not now. number: 0: whichever move."""
         leaving = self._leaving.get(client_id)
-        if leaving is not None and leaving.host == host and number in (0, leaving.number) and leaving.then is None:
+        if leaving is None or leaving.host != host:
+            return
+        if leaving.then is None and number in (0, leaving.number):
             self._keep(client_id)
+        elif number == leaving.number:
+            self._lost(client_id, leaving)
 
     def host_away(self, host: int) -> None:
         """Keep what is being handed over to a host that does not answer."""

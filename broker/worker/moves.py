@@ -23,6 +23,7 @@ When it finds that out it hands over what it has:
     former -> owner   LATE      what it has for its client, in parts; then all that has come meanwhile
     owner -> former   DONE      it is queued, or not wanted: end the session
                       NOTHING   there is no session: the former owner keeps its, and takes the client id
+                      CANCEL    not now: the session moves, or it is not known here who owns the client id
 
 The owner takes what its own session has not had; a session remembers what it has had while a host is away, and for a
 minute. Of a session that began with a clean start it takes nothing.
@@ -89,8 +90,10 @@ class SessionMoves:
         self.fetch, self.go_on_for = self._fetching.fetch, self._fetching.go_on_for
         self.hand_over = self._giving.hand_over
         self.stays_behind, self.keep = self._giving.stays_behind, self._giving.keep
+        self.has_sent = self._giving.has_sent
         self._fetching.stays_behind = self._giving.look_later
         self.begun, self.ended = self._fetching.begun, self._fetching.ended
+        self.end_former = self._fetching.end_former
 
     def cancel(self, client_id: str, host: int | None) -> None:
         """Let the former owner keep a session that has come: another host has taken the client id meanwhile."""
@@ -109,8 +112,8 @@ class SessionMoves:
         elif kind == DONE:
             self._giving.is_done(client_id, number, rest == ALL_THERE)
         elif kind == LATE:
-            if not self.is_leaving(client_id):  # else it is sent again
-                self._fetching.late_came(client_id, host, number, rest)
+            if self.is_leaving(client_id) or not self._fetching.late_came(client_id, host, number, rest):
+                self._send(host, CANCEL, number, client_id, b"")
         else:
             if kind == CANCEL:
                 self._giving.cancelled(client_id, number, host)

@@ -22,6 +22,8 @@ class Fate(IntEnum):
     """Its client starts anew: it ends."""
     MOVED = 2
     """The new owner has it."""
+    NOTHING = 3
+    """There was none."""
 
 
 class OwnerWait:

@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
+from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
 from broker.worker.moves import SessionMoves
 from broker.worker.owner_questions import OwnerQuestions
@@ -219,6 +220,8 @@ class Owning:
         elif answer.node == self._context.settings.cluster.node_id:
             if wait.former:
                 self._context.counters.add(count.OWNERS_TAKEN)
+                if wait.fate is Fate.NOTHING:
+                    self._moves.end_former(wait.client_id)
                 self._tell_former(wait, answer.epoch)
             else:
                 wait.then(answer.epoch)
@@ -228,6 +231,7 @@ class Owning:
         else:
             if wait.fate is Fate.MOVED:  # in vain
                 self._moves.cancel(wait.client_id, self._others.number_of(wait.former))
+            if wait.fate is not Fate.CLEAN_START:
                 wait.fate = Fate.STAYS
             wait.tries += 1
             wait.former, wait.epoch = answer.node, answer.epoch
@@ -254,11 +258,11 @@ class Owning:
             self._questions.ask(wait)
             return
 
-        def came(is_here: bool) -> None:
-            if not is_here:
+        def came(fetched: Fetched) -> None:
+            if fetched is Fetched.FAILED:
                 wait.then(None)
                 return
-            wait.fate = Fate.MOVED
+            wait.fate = Fate.MOVED if fetched is Fetched.SESSION else Fate.NOTHING
             self._questions.ask(wait)
 
         def fetch(outcome: LateOutcome) -> None:
@@ -430,7 +434,7 @@ class Owning:
         if worker != self._context.index:
             self._router.peers.tell(sibling(worker), kind, payload)
         elif kind == TAKEN:
-            self._give(client_id, number, Fate(payload[at]))
+            self._give(client_id, host, number, Fate(payload[at]))
             self._tell(host, GIVEN, number, client_id)
         elif kind == GIVEN:
             wait = self._giving.pop((client_id, number), None)
@@ -439,7 +443,7 @@ class Owning:
         else:
             self._moves.heard(kind, host, number, client_id, payload[at:])
 
-    def _give(self, client_id: str, epoch: int, fate: Fate) -> None:
+    def _give(self, client_id: str, host: int, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""
         self._spare.forget_before(client_id, epoch)
         wait = self._opening.get(client_id)
@@ -449,19 +453,21 @@ class Owning:
         if session is None or session.details.epoch >= epoch:
             return
         session.details.epoch = 0
-        stays_behind = self._moves.stays_behind(client_id)
+        has_moved = fate is Fate.MOVED and self._moves.has_sent(client_id, host)
+        stays_behind = has_moved and self._moves.stays_behind(client_id)
+        if not has_moved:
+            self._moves.keep(client_id)
         self._closing.taken_over_elsewhere(session)
         session = self._sessions.get(client_id)
-        if session is None:
+        if session is None or stays_behind:
             return
-        if fate is Fate.STAYS:
-            self._unproven[client_id] = None  # what it has is handed over
-        elif fate is Fate.MOVED:
-            if not stays_behind:
-                self._endings.end_moved(session)
-        else:
+        if has_moved:
+            self._endings.end_moved(session)
+        elif fate is Fate.CLEAN_START:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
+        else:
+            self._unproven[client_id] = None  # what it has is handed over: of a move that was given up the rest
 
     def _resolve(self, client_id: str) -> None:
         """Find out whether a session has gone of whose move nothing is heard any more."""

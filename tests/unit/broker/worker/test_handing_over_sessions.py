@@ -6,11 +6,11 @@ import pytest
 
 from broker.worker import giving
 from broker.worker.giving import LateOutcome
-from broker.worker.session_parts import DONE, PAGE
+from broker.worker.session_parts import DONE, GO_ON, PAGE
 from pyx.protocol.message import Message
 from tests.kept_host import lasting
 from tests.kept_store import KeptStore
-from tests.moving_pair import SECOND, TOPICS, Pair, pair, publish_some, received, subscribed
+from tests.moving_pair import EPOCH, SECOND, TOPICS, Pair, pair, publish_some, received, subscribed
 from tests.sansio import Peer
 
 __all__ = ["pair"]
@@ -32,7 +32,7 @@ def of_before(pair: Pair, clean: bool = False) -> Peer:
 def hand_over(pair: Pair) -> None:
     """Hand over what the former owner has, with both passes."""
     pair.answers.clear()
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.hand_over("c", pair.outcome)
     pair.settle()
     assert pair.answers == [True]
 
@@ -159,7 +159,7 @@ def test_a_part_that_is_handed_over_is_lost(pair: Pair, lost: int, monkeypatch: 
     """Or the answer is: then all of it is sent again, and what had come is not taken twice."""
     monkeypatch.setattr(giving, "PAGE_BYTES", 1)
     peer = of_before(pair)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.hand_over("c", pair.outcome)
     left = iter(range(5 * lost))
     pair.settle(lambda: next(left, None) is None or pair.sent[0][1] == DONE)
     pair.sent.popleft()
@@ -168,7 +168,7 @@ def test_a_part_that_is_handed_over_is_lost(pair: Pair, lost: int, monkeypatch: 
     pair.old.host.pass_time(11)
     pair.old.moves.tick(pair.old.host.now)
     assert pair.answers == [False]
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.hand_over("c", pair.outcome)
     pair.settle()
     assert pair.answers == [False, True]
     assert len(received(peer)) == 3 * len(TOPICS)
@@ -179,7 +179,7 @@ def test_a_session_that_its_owner_does_not_know_is_kept(pair: Pair) -> None:
     pair.old.host.lose(subscribed(pair.old.host))
     publish_some(pair.old.host, TOPICS, 2)
     outcomes: list[LateOutcome] = []
-    pair.old.moves.hand_over("c", SECOND, outcomes.append)
+    pair.hand_over("c", outcomes.append)
     pair.settle()
     assert outcomes == [LateOutcome.NOT_WANTED]
     assert len(received(lasting(pair.old.host, "c", 5))) == 2 * len(TOPICS)
@@ -188,7 +188,7 @@ def test_a_session_that_its_owner_does_not_know_is_kept(pair: Pair) -> None:
 def test_a_session_in_use_does_not_end_when_it_was_handed_over(pair: Pair) -> None:
     of_before(pair)
     outcomes: list[LateOutcome] = []
-    pair.old.moves.hand_over("c", SECOND, outcomes.append)
+    pair.hand_over("c", outcomes.append)
     pair.settle(lambda: pair.sent[0][1] == DONE)
     client = lasting(pair.old.host, "c", 5)
     pair.settle()
@@ -315,7 +315,7 @@ def test_shares_and_copies_of_one_message_are_both_handed_over(pair: Pair) -> No
     peer = pair.new.host.connect("c", 5, clean=False, expiry=600)
     for _ in range(2):
         pair.answers.clear()
-        pair.old.moves.hand_over("c", SECOND, pair.outcome)
+        pair.hand_over("c", pair.outcome)
         pair.settle(lambda: pair.sent[0][1] == DONE)
         if not pair.answers:  # all of it again
             pair.sent.clear()
@@ -327,7 +327,7 @@ def test_shares_and_copies_of_one_message_are_both_handed_over(pair: Pair) -> No
 def test_a_session_that_is_being_handed_over_is_not_kept(pair: Pair) -> None:
     """Whoever finds out that it has not moved leaves it to the hand-over, which tells its outcome."""
     of_before(pair)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.hand_over("c", pair.outcome)
     assert not pair.old.moves.keep("c")
     pair.settle()
     assert pair.answers == [True]
@@ -336,10 +336,88 @@ def test_a_session_that_is_being_handed_over_is_not_kept(pair: Pair) -> None:
 def test_what_comes_while_a_session_is_handed_over(pair: Pair) -> None:
     """A host that had not known the owner's subscriptions has published it for the former session alone."""
     peer = of_before(pair)
-    pair.old.moves.hand_over("c", SECOND, pair.outcome)
+    pair.hand_over("c", pair.outcome)
     pair.settle(lambda: pair.sent[0][1] == DONE)
     publish_some(pair.old.host, {"b": 1}, 2)
     pair.settle()
     assert pair.answers == [True]
     assert pair.old.host.node.sessions.get("c") is None
     assert len(received(peer)) == 3 * len(TOPICS) + 2
+
+
+def shell_of_a_former_session(pair: Pair) -> Peer:
+    """Hand over what the first host has while one is away, so that its session stays behind, and let a message come for
+    that alone. Return the client of the owner's session, which is a later one.
+    """
+    peer = of_before(pair)
+    pair.old.is_whole = pair.new.is_whole = False
+    hand_over(pair)
+    assert len(received(peer)) == 3 * len(TOPICS)
+    publish_some(pair.old.host, {"b": 1}, 2)
+    pair.answers.clear()
+    return peer
+
+
+def test_what_came_for_a_former_session_is_not_lost_when_the_client_comes_back(pair: Pair) -> None:
+    """Of a host that did not know the later one: it is sent with what that has."""
+    peer = shell_of_a_former_session(pair)
+    pair.new.host.lose(peer)
+    publish_everywhere(pair, "b", b"both")
+    pair.turn()
+    waiting = pair.fetch("c", EPOCH)
+    pair.settle()
+    assert pair.answers == [True]
+    pair.new.host.lose(waiting)
+    back = lasting(pair.new.host, "c", 5)
+    assert back.session_present
+    assert sorted(each[1] for each in received(back)) == [b"0", b"1", b"both"]
+
+
+def test_a_former_session_ends_when_the_owner_turns_out_to_have_none(pair: Pair) -> None:
+    """Not before this host is the owner: the session may have gone elsewhere meanwhile."""
+    peer = shell_of_a_former_session(pair)
+    pair.new.host.node.endings.end_moved(peer.session)
+    pair.turn()
+    pair.fetch("c")
+    pair.settle()
+    assert pair.answers == [True]
+    assert pair.new.host.node.sessions.get("c") is not None
+    pair.new.moves.end_former("c")
+    pair.settle()
+    assert pair.new.host.node.sessions.get("c") is None
+
+
+def test_nothing_is_handed_over_to_a_session_that_may_go(pair: Pair) -> None:
+    """It is not known to be owned there: the former owner is told so at once, and keeps what it has."""
+    peer = of_before(pair)
+    pair.new.host.lose(peer)
+    outcomes: list[LateOutcome] = []
+    pair.old.moves.hand_over("c", SECOND, outcomes.append)
+    pair.settle()
+    assert outcomes == [LateOutcome.NOT_NOW]
+    assert not pair.old.moves.is_leaving("c")
+    hand_over(pair)
+    assert len(received(lasting(pair.new.host, "c", 5))) == 3 * len(TOPICS)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_host_has_been_sent_a_session_until_the_move_is_given_up(pair: Pair, given_up: bool) -> None:
+    """What comes after that it does not have, so that its session must not end when that host takes the client id."""
+    pair.old.host.lose(subscribed(pair.old.host))
+    pair.fetch("c")
+    pair.settle(lambda: pair.sent[0][1] == GO_ON)
+    assert not pair.old.moves.has_sent("c", SECOND)
+    pair.settle()
+    assert pair.answers == [True]
+    assert not pair.old.moves.has_sent("c", SECOND + 1)
+    if given_up:
+        assert pair.old.moves.keep("c")
+    assert pair.old.moves.has_sent("c", SECOND) is not given_up
+
+
+def test_a_hand_over_is_no_move(pair: Pair) -> None:
+    of_before(pair)
+    pair.hand_over("c", pair.outcome)
+    pair.settle(lambda: pair.sent[0][1] == DONE)
+    assert not pair.old.moves.has_sent("c", SECOND)
+    pair.settle()

@@ -234,10 +234,13 @@ def test_nothing_is_heard_of_the_move(pair: Pair) -> None:
 
 
 def test_the_owner_has_no_session(pair: Pair) -> None:
-    """Nor does the new host keep one of a time when it was the owner. A session that ends with its connection ends."""
+    """Nor does the new host keep one of a time when it was the owner, once it is that again. A session that ends with
+    its connection ends.
+    """
     pair.new.host.lose(subscribed(pair.new.host))
     brief = pair.old.host.connect("c", 5)
     pair.move("c")
+    pair.new.moves.end_former("c")
     assert brief.closed
     assert pair.kinds == [GIVE, NOTHING]
     assert not lasting(pair.new.host, "c", 5).session_present
