@@ -109,6 +109,9 @@ class OtherHosts:
         self._made_at = time.monotonic()
         self._began_at = 0.0  # when it was told of other hosts first
         self._peering.carries_rails = True
+        self._peering.when_all_heard = lambda: self._link(time.monotonic())
+        for sibling in context.siblings if self._keeps else ():
+            router.peers.peer_unsure(sibling)  # of what comes for it before it is heard
         mesh.when_paused = self._paused
         self._told_linked: tuple[bool, list[str]] | None = None  # as the supervisor was told last
         peering = node.peering  # what is no different with hosts
@@ -124,7 +127,7 @@ class OtherHosts:
         )  # fmt: skip
         node.open_through(self._owning)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
-        self._flushing = Flushing(context, node.peering, self._wanted, self._lacks, self.has_away)
+        self._flushing = Flushing(context, self._senders, self.has_away)
         for kind in (FLUSH, FLUSHED):
             messages.add(kind, lambda peer, payload, kind=kind: self._flushing.heard(kind, peer, payload))  # type: ignore[misc]
         for kind in KINDS:
@@ -139,6 +142,12 @@ class OtherHosts:
         self._link(now)
 
     def _link(self, now: float) -> None:
+        """Take the hosts, as soon as it is known what siblings want: others send at once what they have kept, and it
+        would not be passed on.
+        """
+        silence = self._context.settings.limits.link_silence_seconds_max
+        if self.rails is None and self._peering.unheard and now - self._made_at <= silence:
+            return
         message, self._hosts = self._hosts, None
         try:
             if message is not None and not self._set_hosts(message, now):
@@ -356,10 +365,13 @@ class OtherHosts:
 
     # ------------------------------------------------------------ who knows which interest
 
+    def _senders(self) -> set[Peer] | None:
+        """The rails over which hosts send to this worker; None: no host knows yet that it is there."""
+        return self._live & self._receives if self.has_begun else None
+
     def _lacks(self, number: int) -> bool:
-        if not self.has_begun:
-            return True  # no host knows yet that this worker is there
-        return any(self._taken.get(place, 0) < number for place in self._live & self._receives)
+        senders = self._senders()
+        return senders is None or any(self._taken.get(place, 0) < number for place in senders)
 
     def _sealed(self) -> None:
         pair = self._wanted.number, self._publisher.number
@@ -383,7 +395,6 @@ class OtherHosts:
         self._taken[peer] = number
         self._translate(peer)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
-        self._flushing.check()
 
     # ------------------------------------------------------------ events of the links
 
@@ -419,6 +430,7 @@ class OtherHosts:
             self._owning.host_away(host)
         self._live.discard(place)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
+        self._flushing.check()
 
     def unconfirmed(self, peer: Peer) -> None:
         """Implements LinkEvents."""
@@ -453,5 +465,7 @@ class OtherHosts:
             self._router.siblings.set_ahead(place, theirs - self._router.state.wall_ms)
         elif kind in (ASK, ALL_SENT):
             self._retained.heard(place, kind, payload)
+        elif kind in (FLUSH, FLUSHED):
+            self._flushing.heard_of_host(kind, place, payload)
         elif kind in KINDS:
             self._owning.heard(kind, payload)

@@ -103,8 +103,10 @@ class Peering:
         self._keeps: bool = context.store.keeps
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches whose refusals are stored."""
-        self._unheard = set(context.siblings)
+        self.unheard = set(context.siblings)
         """Siblings whose interest is not known since this worker began; emptied also when it stops waiting."""
+        self.when_all_heard: Callable[[], None] = lambda: None
+        """Called when there are none any more."""
         self._early: list[tuple[Peer, Undelivered, list[tuple[int, int]]]] = []
         """Calls of `refused` postponed meanwhile."""
         router = context.router
@@ -282,7 +284,7 @@ class Peering:
         else:
             again = [each for each in refusals if each[1] in _CHOOSE_AGAIN]
             lost = len(refusals) - len(again)
-            if again and self._unheard and batch.ticket < 0:  # of a former worker: no publisher waits
+            if again and self.unheard and batch.ticket < 0:  # of a former worker: no publisher waits
                 if not self._early:
                     self._context.call_later(_HEARD_SECONDS, self._all_heard)
                 self._early.append((peer, batch, again))
@@ -310,10 +312,11 @@ class Peering:
             self.malformed(error)
 
     def _all_heard(self) -> None:
-        self._unheard.clear()
+        self.unheard.clear()
         early, self._early = self._early, []
         for peer, batch, refusals in early:
             self._choose_again(peer, batch, refusals)
+        self.when_all_heard()
 
     def _again(self, peer: Peer, batch: Undelivered) -> int:
         """Choose another member for messages of share groups; return the number of copies without one."""
@@ -353,9 +356,9 @@ class Peering:
         self.interest(peer, entries)
         if last:
             self._forget(self._whole_interest.pop(peer))
-            if self._unheard:
-                self._unheard.discard(peer)
-                if not self._unheard:
+            if self.unheard:
+                self.unheard.discard(peer)
+                if not self.unheard:
                     self._all_heard()
 
     def forget_interest(self, peer: Peer, then: Callable[[], None] = lambda: None) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.request import urlopen
@@ -16,7 +17,7 @@ import pytest
 from broker import __version__
 from tests.broker_process import ROOT
 from tests.cluster.hosts import ClusteredHost, Hosts, hosts_of, ids_on
-from tests.waiting import wait_until
+from tests.waiting import let_pass, wait_until
 from tests.wire import Client
 
 SECONDS = 30.0
@@ -200,6 +201,35 @@ def test_a_host_without_a_disk_is_forgotten() -> None:
             here.client_on(0, "forgotten").publish("forgotten", b"nobody", qos=1)
         linked_again(hosts, 0, 2, size)
         everything_crosses(hosts, "again")
+
+
+def test_what_was_kept_for_a_host_reaches_a_worker_that_comes_later() -> None:
+    """A worker is linked with other hosts before it has heard its sibling, and does not know what that one wants."""
+    with hosts_of([1, 2], "leveldb") as hosts:
+        here, there = hosts
+        subscriber = lasting(hosts, 1, 1, "later")
+        subscriber.subscribe("later", qos=1)
+        subscriber.disconnect()
+        there.kill()
+        publisher = here.client_on(0, "later")
+        for number in range(10):
+            publisher.publish("later", b"%d" % number, qos=1)
+        size = there.stderr_size()
+        starting = threading.Thread(target=there.start)
+        starting.start()
+        wait_until(lambda: 1 in there.worker_pids(), SECONDS, "its second worker is there")
+        stopped = there.worker_pids()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            wait_until(lambda: there.logged("host_linked", size), SECONDS, "the first one is linked")
+            let_pass(0.5)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        starting.join(SECONDS)
+        assert there.logged("host_linked", size)[0]["worker"] == 0
+        subscriber = lasting(hosts, 1, 1, "later")
+        for number in range(10):
+            subscriber.receive("later", b"%d" % number)
 
 
 def test_operators_see_which_host_is_away() -> None:

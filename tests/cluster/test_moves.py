@@ -227,6 +227,29 @@ def test_the_owner_was_dead() -> None:
         client.expect_silence()
 
 
+def test_what_others_keep_for_a_dead_owner_is_much() -> None:
+    """It takes a while until all of it has come: the session waits for it."""
+    with hosts_of((1, 1), "leveldb") as hosts:
+        client = lasting(hosts[0], "waits")
+        client.subscribe(("jobs/#", 1))
+        client.disconnect()
+        other = lasting(hosts[0], "other")
+        other.subscribe(("bulk", 1))
+        other.disconnect()
+        hosts[0].kill()
+        publisher = hosts[1].client("waits-publisher")
+        for _ in range(4000):
+            publisher.publish("bulk", bytes(16384), qos=1)
+        for number in range(5):
+            publisher.publish("jobs/a", b"%d" % number, qos=1)
+        client = lasting(hosts[1], "waits")
+        client.subscribe(("jobs/#", 1))
+        hosts[0].start()
+        for number in range(5):
+            client.receive("jobs/a", b"%d" % number)
+        client.expect_silence()
+
+
 def test_a_client_returns_to_its_dead_host() -> None:
     """It has been elsewhere meanwhile: all that both hosts have comes to it, however early it is back."""
     with hosts_of((1, 1), "leveldb") as hosts:
