@@ -104,6 +104,9 @@ class Owning:
         """By client id: the CONNECT that waits for the owner; a newer one takes its place."""
         self._giving: dict[tuple[str, int], OwnerWait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
+        self._lost: dict[str, tuple[int, float]] = {}
+        """By client id: the epoch since which another host owns it, and when that was heard; the earliest first. An
+        answer that is older may come later."""
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
         self._unproven: dict[str, None] = {}
         """Client ids of sessions whose owner is asked for, the earliest first."""
@@ -218,7 +221,11 @@ class Owning:
         if not answer.is_known:
             wait.then(0)
         elif answer.node == self._context.settings.cluster.node_id:
-            if wait.former:
+            if answer.epoch < self._lost.get(wait.client_id, (0, 0.0))[0] and wait.tries <= _TRIES_MAX:
+                wait.tries += 1
+                wait.kind, wait.epoch = RequestKind.CLAIM, 0
+                self._questions.ask(wait)
+            elif wait.former:
                 self._context.counters.add(count.OWNERS_TAKEN)
                 if wait.fate is Fate.NOTHING:
                     self._moves.end_former(wait.client_id)
@@ -303,6 +310,8 @@ class Owning:
         while self._giving and next(iter(self._giving.values())).due <= now:
             wait = self._giving.pop(next(iter(self._giving)))
             self._context.guard_client(wait.client_id, wait.then, wait.epoch)
+        while self._lost and next(iter(self._lost.values()))[1] + _OPENING_SECONDS_MAX <= now:
+            del self._lost[next(iter(self._lost))]
         self._moves.tick(now)
         self._spare.tick()
         if self._unproven and not self._proving and (self._is_reachable or now >= self._retry_at):
@@ -445,6 +454,7 @@ class Owning:
 
     def _give(self, client_id: str, host: int, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""
+        self._lost[client_id] = max(epoch, self._lost.pop(client_id, (0, 0.0))[0]), self._now()
         self._spare.forget_before(client_id, epoch)
         wait = self._opening.get(client_id)
         if wait is not None and wait.epoch < epoch and self._giving.pop((client_id, wait.epoch), None) is not None:
