@@ -11,7 +11,6 @@ while: a host that is cut off from etcd is no member any more, and has its sessi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
@@ -159,19 +158,27 @@ class Rails:
     def drop_the_gone(self, now: float) -> None:
         """Forget hosts that keep nothing, have been no members for `wait_seconds`, and do not answer either."""
         for number, (_, until) in list(self._leaving.items()):
-            peers = [each for each in self.links if host_of(each) == number]
-            if until <= now and not any(self.links[peer].ready for peer in peers):
-                del self._leaving[number]
-                for peer in peers:
-                    self._drop(peer)
+            if until <= now:
+                self._drop_host(number)
+
+    def _drop_host(self, number: int) -> bool:
+        """Forget a host, if it does not answer. Return whether it was so."""
+        peers = [each for each in self.links if host_of(each) == number]
+        if any(self.links[peer].ready for peer in peers):
+            return False
+        del self._leaving[number]
+        for peer in peers:
+            self._drop(peer)
+        return True
 
     def _make_room(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:
+        """Make a link, if need be in the place of a host that is waited for, the one that has left first."""
         try:
             self._make(peer, sends, receives, now)
         except LookupError:
-            if not self._leaving:
+            leaving = sorted(self._leaving, key=lambda number: self._leaving[number][1])
+            if not any(self._drop_host(number) for number in leaving):
                 raise
-            self.drop_the_gone(math.inf)  # those that are there come first
             self._make(peer, sends, receives, now)
 
     def _make(self, peer: Peer, sends: bool, receives: bool, now: float) -> None:

@@ -195,13 +195,13 @@ class Context:
             else:
                 self._client_failed(session.client_id, error)
 
-    def guard_client(self, client_id: str, call: Callable[..., object], *arguments: Any) -> None:
-        """Do the same for a client that may have neither: the error is counted and logged."""
+    def guard_client(self, client_id: str | None, call: Callable[..., object], *arguments: Any) -> None:
+        """Do the same for a client that may have neither, or for none: the error is counted and logged."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  the one door
             self._client_failed(client_id, error)
 
-    def _client_failed(self, client_id: str, error: Exception) -> None:
+    def _client_failed(self, client_id: str | None, error: Exception) -> None:
         self.counters.add(count.INTERNAL_ERRORS)
         self.defect(client_id, error)

@@ -80,8 +80,8 @@ class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
     __slots__ = (
-        "client_id", "conn", "due", "host", "is_known", "is_subscribed", "is_whole", "number", "parts", "session",
-        "subscriptions", "then", "unreachable",
+        "client_id", "conn", "due", "gone", "host", "is_known", "is_subscribed", "is_whole", "number", "parts",
+        "session", "subscriptions", "terms", "then", "unreachable",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +105,10 @@ class _Arrival:
         self.session: Session | None = None
         self.subscriptions: list[tuple[Subscription, int]] = []
         """Those of the owner, each with its Subscription Identifier."""
+        self.terms: SessionTerms | None = None
+        """Those of the owner, for a session that was left behind here."""
+        self.gone: list[bytes] = []
+        """Subscriptions of that which it has no more."""
         self.is_subscribed = False
         """Whether it has these subscriptions, and waits until hosts know them."""
         self.is_known = False
@@ -264,7 +268,8 @@ class Fetching:
             terms, part = SessionTerms.decode(part)
             left_behind = self._left_behind(arrival.client_id, terms)
             if left_behind is not None:  # what has come for it meanwhile is part of the session
-                arrival.session = left_behind
+                arrival.session, arrival.terms = left_behind, terms
+                self._remember(left_behind, is_old=True)
             else:
                 self.end_former(arrival.client_id)  # its client began anew
                 # a former session may still be being cleared
@@ -277,15 +282,12 @@ class Fetching:
             self._context.in_pieces(self._subscribe(arrival))
 
     def _left_behind(self, client_id: str, terms: SessionTerms) -> Session | None:
-        """Return the session that was left behind here, with the present terms of that one: it is the same, or one that
-        would be handed over to it.
-        """
+        """Return the session that was left behind here: it is the same, or one that would be handed over to it."""
         session = self._sessions.get(client_id)
         if session is None or not session.details.left_behind:
             return None
         if terms.began_clean and session.details.began != terms.began:
             return None
-        self._take_terms(session, terms)
         return session
 
     def end_former(self, client_id: str) -> None:
@@ -323,12 +325,7 @@ class Fetching:
         assert session is not None
         spend((len(subscriptions) + session.subscriptions) * STEP)
         kept = {item.filter for item, _ in subscriptions}
-        gone = [named for named in session.subscribed(0, session.subscriptions) if named not in kept]
-        for first in range(0, len(gone), AT_ONCE):
-            if not self._is_on_its_way(arrival):
-                return
-            self._subscribing.drop(session, gone[first : first + AT_ONCE])
-            yield
+        arrival.gone = [named for named in session.subscribed(0, session.subscriptions) if named not in kept]
         for first in range(0, len(subscriptions), AT_ONCE):
             if first:
                 yield
@@ -377,8 +374,21 @@ class Fetching:
         if not self._is_on_its_way(arrival):
             return
         del self._arriving[arrival.client_id]
+        session = arrival.session
+        if session is not None and arrival.terms is not None:
+            self._take_terms(session, arrival.terms)
+            self._context.in_pieces(self._drop(session, arrival.gone))
         self._context.counters.add(count.SESSIONS_MOVED)
         self._context.guard_client(arrival.client_id, arrival.then, Fetched.SESSION)
+
+    def _drop(self, session: Session, gone: list[bytes]) -> Iterator[None]:
+        """Drop the subscriptions that the client has ended elsewhere."""
+        for first in range(0, len(gone), AT_ONCE):
+            if self._sessions.get(session.client_id) is not session:
+                return
+            spend(AT_ONCE * 4 * STEP)
+            self._subscribing.drop(session, gone[first : first + AT_ONCE])
+            yield
 
     def _fail(self, arrival: _Arrival) -> None:
         """Leave it where it is."""
@@ -413,9 +423,7 @@ class Fetching:
                 self._context.guard_client(client_id, self._fail, arrival)
 
     def late_came(self, client_id: str, host: int, number: int, rest: bytes) -> bool:
-        """Take a part of what a former owner hands over. Return False: not now. What a session has got here that is not
-        known to be owned here may go with it.
-        """
+        """Take a part of what a former owner hands over. Return False: not now, the session here may go again."""
         head, page = PartHead.decode(rest)
         session = self._sessions.get(client_id)
         if session is not None and not session.details.epoch:

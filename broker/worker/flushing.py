@@ -31,6 +31,8 @@ _NUMBER: Final = struct.Struct("<Q")
 _ANSWER: Final = struct.Struct("<QB")
 _SECONDS_MAX: Final = 10.0
 """Time after which nobody waits for a flush any more."""
+_QUESTIONS_MAX: Final = 8
+"""Questions to the rails at a time: later ones are asked together."""
 
 
 class _Flush:
@@ -46,14 +48,16 @@ class _Flush:
 
 
 class _Question:
-    """What the rails are asked: those that have not answered (None: not asked yet), and whether none went away."""
+    """What the rails are asked for some flushes: those that have not answered (None: not asked yet), and whether none
+    went away.
+    """
 
-    __slots__ = ("is_whole", "left", "then", "until")
+    __slots__ = ("is_whole", "left", "thens", "until")
 
-    def __init__(self, then: Callable[[bool], None], until: float) -> None:
+    def __init__(self, until: float) -> None:
         self.left: set[Peer] | None = None
         self.is_whole = True
-        self.then = then
+        self.thens: list[Callable[[bool], None]] = []
         self.until = until
 
 
@@ -72,9 +76,12 @@ class Flushing:
         self._router = context.router
         self._rails = rails
         self._has_away = has_away
-        self._numbers = itertools.count(1)
+        # they rise over restarts: an answer to a former life of this worker may come behind much else
+        self._numbers = itertools.count(context.router.state.wall_ms << 16)
         self._asked: dict[int, _Flush] = {}
         self._questions: dict[int, _Question] = {}
+        self._next: _Question | None = None
+        """What is asked when one of the others has ended: it stands for many."""
 
     def flush(self, then: Callable[[bool], None]) -> None:
         """Call `then` when it has all arrived; False: not what hosts that are away may have."""
@@ -90,11 +97,21 @@ class Flushing:
 
     def _ask(self, then: Callable[[bool], None]) -> None:
         """Call `then` when what hosts have for this worker has come; False: one was or is away."""
-        number, question = next(self._numbers), _Question(then, self._until())
-        self._questions[number] = question
-        rails = self._rails()
-        if rails is not None:
-            self._look(number, question, rails)
+        question = self._next = self._next or _Question(self._until())
+        question.thens.append(then)
+        if len(self._questions) < _QUESTIONS_MAX:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Ask what waits."""
+        question, self._next = self._next, None
+        if question is not None:
+            number = next(self._numbers)
+            self._questions[number] = question
+            question.until = self._until()
+            rails = self._rails()
+            if rails is not None:
+                self._look(number, question, rails)
 
     def check(self) -> None:
         """Ask those that are there by now, and wait no longer for those that are away."""
@@ -117,7 +134,11 @@ class Flushing:
 
     def _end_if_answered(self, number: int, question: _Question) -> None:
         if not question.left and self._questions.pop(number, None) is question:
-            question.then(question.is_whole and not self._has_away())
+            is_whole = question.is_whole and not self._has_away()
+            spend(len(question.thens) * STEP)
+            for then in question.thens:
+                self._context.guard_client(None, then, is_whole)
+            self._go_on()
 
     def tick(self, now: float) -> None:
         """Forget what nobody waits for."""
@@ -126,6 +147,7 @@ class Flushing:
             del self._asked[number]
         for number in [number for number, each in self._questions.items() if each.until <= now]:
             del self._questions[number]
+            self._go_on()
 
     def heard(self, kind: bytes, peer: Peer, payload: bytes) -> None:
         """Take a message of a sibling. Raises struct.error."""
@@ -154,4 +176,4 @@ class Flushing:
             flush.is_whole &= is_whole
             if not flush.left:
                 del self._asked[number]
-                flush.then(flush.is_whole)
+                self._context.guard_client(None, flush.then, flush.is_whole)

@@ -362,4 +362,5 @@ class Giving:
                 self.look_later(client_id)
             else:
                 del self._left_behind[client_id]
-                self._resolve(client_id)
+                if self._sessions.get(client_id) is not None:
+                    self._resolve(client_id)

@@ -56,6 +56,9 @@ _FRAME_BYTES_MAX: Final = (256 << 20) + (64 << 20)
 """Of a message between hosts: the largest packet of MQTT, whatever this host allows its own clients, or a batch."""
 _BEGIN_SECONDS_MAX: Final = 10.0
 """Time that a worker waits to be told of other hosts before it serves clients."""
+_SIBLINGS_SECONDS_MAX: Final = 30.0
+"""Time for which a worker that starts waits for what its siblings want, before it is linked with hosts: what these know
+of its host from before they forget then."""
 _TRY_SECONDS: Final = 1.0
 
 
@@ -145,8 +148,7 @@ class OtherHosts:
         """Take the hosts, as soon as it is known what siblings want: others send at once what they have kept, and it
         would not be passed on.
         """
-        silence = self._context.settings.limits.link_silence_seconds_max
-        if self.rails is None and self._peering.unheard and now - self._made_at <= silence:
+        if self.rails is None and self._waits_for_siblings(now):
             return
         message, self._hosts = self._hosts, None
         try:
@@ -256,9 +258,13 @@ class OtherHosts:
             self._told_linked = linked, hosts
             self._channel.tell("linked", linked=linked, hosts=hosts)
 
+    def _waits_for_siblings(self, now: float) -> bool:
+        return bool(self._peering.unheard) and now - self._made_at <= _SIBLINGS_SECONDS_MAX
+
     def _may_begin(self, now: float) -> bool:
         if self.rails is None or not self._began_at:
-            return now - self._made_at > _BEGIN_SECONDS_MAX
+            is_held_up = self._hosts is not None and self._waits_for_siblings(now)
+            return now - self._made_at > _BEGIN_SECONDS_MAX and not is_held_up
         silence = self._context.settings.limits.link_silence_seconds_max
         return self.rails.ready or now - self._began_at > silence
 
@@ -422,6 +428,7 @@ class OtherHosts:
         self._context.log.warning("host_away", **self._named(peer))
         self._leave(peer)
         self._router.peers.peer_away(peer)
+        self._flushing.check()
         self._peering.changed()
 
     def _leave(self, place: Peer) -> None:
@@ -430,7 +437,6 @@ class OtherHosts:
             self._owning.host_away(host)
         self._live.discard(place)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
-        self._flushing.check()
 
     def unconfirmed(self, peer: Peer) -> None:
         """Implements LinkEvents."""
@@ -447,6 +453,7 @@ class OtherHosts:
         self._retained.gone(peer)
         self._leave(peer)
         self._router.peers.peer_live(peer, False)
+        self._flushing.check()
         self._peering.changed()
 
     def _named(self, place: Peer) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
 from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
+from broker.worker.lost_owners import LostOwners
 from broker.worker.moves import SessionMoves
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
@@ -104,9 +105,7 @@ class Owning:
         """By client id: the CONNECT that waits for the owner; a newer one takes its place."""
         self._giving: dict[tuple[str, int], OwnerWait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
-        self._lost: dict[str, tuple[int, float]] = {}
-        """By client id: the epoch since which another host owns it, and when that was heard; the earliest first. An
-        answer that is older may come later."""
+        self._lost = LostOwners()
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
         self._unproven: dict[str, None] = {}
         """Client ids of sessions whose owner is asked for, the earliest first."""
@@ -119,7 +118,8 @@ class Owning:
             context, sessions, state_records, endings, capacity, closing, subscribing, others, self._tell,
             self._resolve,
         )  # fmt: skip
-        sessions.when_removed, sessions.when_begun = self._removed, self._moves.begun
+        self.host_away = self._moves.host_away
+        sessions.when_removed, sessions.when_begun = self._removed, self._begun
 
     # ------------------------------------------------------------ CONNECT
 
@@ -189,7 +189,7 @@ class Owning:
         if epoch:
             self._spare.keep(wait.client_id, epoch)
             if session is not None:
-                session.details.epoch = epoch
+                session.details.epoch, session.details.left_behind = epoch, False
         self._ask_again(wait.client_id)
         if conn.fd < 0 or conn.state >= _CLOSING:
             return
@@ -221,17 +221,13 @@ class Owning:
         if not answer.is_known:
             wait.then(0)
         elif answer.node == self._context.settings.cluster.node_id:
-            if answer.epoch < self._lost.get(wait.client_id, (0, 0.0))[0] and wait.tries <= _TRIES_MAX:
-                wait.tries += 1
-                wait.kind, wait.epoch = RequestKind.CLAIM, 0
-                self._questions.ask(wait)
-            elif wait.former:
+            if wait.former:
                 self._context.counters.add(count.OWNERS_TAKEN)
                 if wait.fate is Fate.NOTHING:
                     self._moves.end_former(wait.client_id)
                 self._tell_former(wait, answer.epoch)
             else:
-                wait.then(answer.epoch)
+                self._owned(wait, answer.epoch)
         elif not answer.node:  # its owner has left meanwhile
             wait.kind, wait.epoch = RequestKind.CLAIM, 0
             self._questions.ask(wait)
@@ -246,6 +242,15 @@ class Owning:
                 wait.then(None)
             else:
                 self._take(wait)
+
+    def _owned(self, wait: OwnerWait, epoch: int) -> None:
+        """Go on with an ownership, if no other host has taken it before this one has heard of it."""
+        if self._lost.has_ended(wait.client_id, epoch) and wait.tries <= _TRIES_MAX:
+            wait.tries += 1
+            wait.kind, wait.epoch = RequestKind.CLAIM, 0
+            self._questions.ask(wait)
+        else:
+            wait.then(epoch)
 
     def _take(self, wait: OwnerWait) -> None:
         """Take a client id from another host, after its session has come."""
@@ -309,9 +314,8 @@ class Owning:
         self._questions.tick(now)
         while self._giving and next(iter(self._giving.values())).due <= now:
             wait = self._giving.pop(next(iter(self._giving)))
-            self._context.guard_client(wait.client_id, wait.then, wait.epoch)
-        while self._lost and next(iter(self._lost.values()))[1] + _OPENING_SECONDS_MAX <= now:
-            del self._lost[next(iter(self._lost))]
+            self._context.guard_client(wait.client_id, self._owned, wait, wait.epoch)
+        self._lost.tick(now)
         self._moves.tick(now)
         self._spare.tick()
         if self._unproven and not self._proving and (self._is_reachable or now >= self._retry_at):
@@ -349,11 +353,7 @@ class Owning:
         elif session is None:
             self._spare.keep(client_id, epoch)
         else:
-            session.details.epoch = epoch
-
-    def host_away(self, host: int) -> None:
-        """Note that a host does not answer."""
-        self._moves.host_away(host)
+            session.details.epoch, session.details.left_behind = epoch, False
 
     def _hand_over(self, client_id: str, node: str, epoch: int) -> None:
         """Close the connection of a client that another host owns since this epoch, and hand over what its session
@@ -389,7 +389,6 @@ class Owning:
             return
         wait = OwnerWait(client_id, nothing_decided)
         wait.kind, wait.epoch, wait.former = RequestKind.TAKE, epoch, node
-
         wait.then = lambda epoch: self._settled(client_id, epoch or 0)
         self._questions.ask(wait)
 
@@ -398,6 +397,12 @@ class Owning:
         self._context.in_pieces(self._claim_anew())
 
     # ------------------------------------------------------------ owned without a session
+
+    def _begun(self, session: Session) -> None:
+        self._moves.begun(session)
+        if self._lost.has_ended(session.client_id, session.details.epoch):  # while its CONNECT waited
+            session.details.epoch = 0
+            self._unproven[session.client_id] = None
 
     def _removed(self, session: Session) -> None:
         if session.details.epoch:
@@ -418,11 +423,10 @@ class Owning:
     # ------------------------------------------------------------ other hosts
 
     def _tell_former(self, wait: OwnerWait, epoch: int) -> None:
-        host = self._others.number_of(wait.former)
-        wait.epoch = epoch
+        host, wait.epoch = self._others.number_of(wait.former), epoch
         # a host that does not answer hears it when it is back
         if host is None or not self._tell(host, TAKEN, epoch, wait.client_id, bytes([wait.fate]), keeps=True):
-            wait.then(epoch)
+            self._owned(wait, epoch)
             return
         wait.due = self._now() + _GIVE_SECONDS
         self._giving[wait.client_id, epoch] = wait
@@ -448,13 +452,13 @@ class Owning:
         elif kind == GIVEN:
             wait = self._giving.pop((client_id, number), None)
             if wait is not None:
-                self._context.guard_client(client_id, wait.then, number)
+                self._context.guard_client(client_id, self._owned, wait, number)
         else:
             self._moves.heard(kind, host, number, client_id, payload[at:])
 
     def _give(self, client_id: str, host: int, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""
-        self._lost[client_id] = max(epoch, self._lost.pop(client_id, (0, 0.0))[0]), self._now()
+        self._lost.add(client_id, epoch, self._now())
         self._spare.forget_before(client_id, epoch)
         wait = self._opening.get(client_id)
         if wait is not None and wait.epoch < epoch and self._giving.pop((client_id, wait.epoch), None) is not None:
@@ -483,15 +487,14 @@ class Owning:
         """Find out whether a session has gone of whose move nothing is heard any more."""
 
         def known(epoch: int | None) -> None:
-            session = self._sessions.get(client_id)
             if epoch == 0:
                 self._ask_again(client_id)
             elif not self._moves.keep(client_id):
                 return  # it is being handed over
             elif epoch is None:
                 self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, the owner has had it
-            elif session is not None:
-                session.details.epoch = epoch
+            else:
+                self._settled(client_id, epoch)
 
         wait = OwnerWait(client_id, known)
         self._questions.ask(wait)

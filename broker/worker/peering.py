@@ -104,11 +104,13 @@ class Peering:
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches whose refusals are stored."""
         self.unheard = set(context.siblings)
-        """Siblings whose interest is not known since this worker began; emptied also when it stops waiting."""
+        """Siblings whose interest is not known since this worker began."""
         self.when_all_heard: Callable[[], None] = lambda: None
         """Called when there are none any more."""
         self._early: list[tuple[Peer, Undelivered, list[tuple[int, int]]]] = []
         """Calls of `refused` postponed meanwhile."""
+        self._is_late = False
+        """Whether they are not postponed any more."""
         router = context.router
         keys = {peer: schema.peer_key(peer) for peer in context.siblings}
         self.batches = Batches(router.state, router.peers, router.siblings, router.journal, keys, self)
@@ -284,7 +286,8 @@ class Peering:
         else:
             again = [each for each in refusals if each[1] in _CHOOSE_AGAIN]
             lost = len(refusals) - len(again)
-            if again and self.unheard and batch.ticket < 0:  # of a former worker: no publisher waits
+            # of a former worker: no publisher waits
+            if again and self.unheard and not self._is_late and batch.ticket < 0:
                 if not self._early:
                     self._context.call_later(_HEARD_SECONDS, self._all_heard)
                 self._early.append((peer, batch, again))
@@ -312,11 +315,13 @@ class Peering:
             self.malformed(error)
 
     def _all_heard(self) -> None:
-        self.unheard.clear()
+        """Wait no longer for all siblings with the refusals that have come."""
+        self._is_late = True
         early, self._early = self._early, []
         for peer, batch, refusals in early:
             self._choose_again(peer, batch, refusals)
-        self.when_all_heard()
+        if not self.unheard:
+            self.when_all_heard()
 
     def _again(self, peer: Peer, batch: Undelivered) -> int:
         """Choose another member for messages of share groups; return the number of copies without one."""

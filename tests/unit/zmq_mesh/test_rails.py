@@ -218,6 +218,18 @@ def test_a_host_without_a_disk_that_is_gone_gives_way() -> None:
         assert [each[0] for each in scene.places.taken.values()] == [peer_of(number, 0)]
 
 
+def test_one_host_gives_way_to_one() -> None:
+    """The others are waited for, as what they are owed is kept."""
+    scene = Scene(most=3)
+    scene.set(host(2, keeps=False), host(3, keeps=False), host(4, keeps=False))
+    scene.now = 1.0
+    scene.set(host(2, keeps=False), host(4, keeps=False))
+    scene.now = 2.0
+    scene.set()
+    assert scene.set(host(5)) == []
+    assert set(scene.rails.links) == {peer_of(2, 0), peer_of(4, 0), peer_of(5, 0)}
+
+
 def test_fewer_workers_than_before() -> None:
     """Links to workers that are no more are dropped."""
     scene = Scene()

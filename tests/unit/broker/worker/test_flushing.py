@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,15 +19,26 @@ class World:
 
     def __init__(self) -> None:
         self.sent: list[tuple[Peer, bytes, bytes]] = []
-        self.state = SimpleNamespace(now_ms=0)
+        self.state = SimpleNamespace(now_ms=0, wall_ms=1_800_000_000_000)
         self.rails: set[Peer] | None = {HERE, THERE}
         self.is_away = False
         peers = SimpleNamespace(tell=lambda peer, kind, payload: self.sent.append((peer, kind, payload)))
-        context: Any = SimpleNamespace(
-            own=OWN, siblings=[SIBLING], router=SimpleNamespace(state=self.state, peers=peers)
+        self.context: Any = SimpleNamespace(
+            own=OWN, siblings=[SIBLING], router=SimpleNamespace(state=self.state, peers=peers), guard_client=self.guard
         )
-        self.flushing = Flushing(context, lambda: self.rails, lambda: self.is_away)
         self.outcomes: list[bool] = []
+        self.failures: list[Exception] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or begin anew after a crash."""
+        self.flushing = Flushing(self.context, lambda: self.rails, lambda: self.is_away)
+
+    def guard(self, _client_id: str | None, call: Callable[..., object], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except RuntimeError as error:
+            self.failures.append(error)
 
     def flush(self) -> None:
         self.flushing.flush(self.outcomes.append)
@@ -107,6 +119,70 @@ def test_many_at_a_time() -> None:
         for peer in (SIBLING, THERE, HERE):
             world.answer(peer, at)
     assert world.outcomes == [True] * 3
+
+
+def test_what_waits_is_asked_together() -> None:
+    """However many flushes there are, hosts have eight questions at a time at most; the ninth stands for the rest."""
+    world = World()
+    for _ in range(100):
+        world.flush()
+    assert len(world.questions(of=HERE)) == len(world.questions(of=THERE)) == 8
+    for at in range(100):
+        world.answer(SIBLING, at)
+    for at in range(8):
+        world.answer(HERE, at)
+        world.answer(THERE, at)
+    assert world.outcomes == [True] * 8
+    assert len(world.questions(of=HERE)) == 9
+    world.answer(HERE)
+    world.answer(THERE)
+    assert world.outcomes == [True] * 100
+
+
+def test_what_waits_goes_on_when_a_question_is_given_up() -> None:
+    world = World()
+    for _ in range(9):
+        world.flush()
+    world.state.now_ms = 11_000
+    world.flushing.tick(11.0)
+    assert len(world.questions(of=HERE)) == 9
+
+
+def test_an_answer_to_a_worker_that_has_died() -> None:
+    """It may come to its successor behind much else: that has other numbers."""
+    world = World()
+    world.flush()
+    former = world.questions(of=HERE)[0], world.questions(of=SIBLING)[0]
+    world.state.wall_ms += 1
+    world.start()
+    world.flush()
+    world.flushing.heard_of_host(FLUSHED, HERE, former[0])
+    world.flushing.heard(FLUSHED, SIBLING, former[1] + b"\x01")
+    world.answer(THERE)
+    assert world.outcomes == []
+    world.answer(SIBLING)
+    world.answer(HERE)
+    assert world.outcomes == [True]
+
+
+def test_one_that_fails_holds_up_no_other() -> None:
+    world = World()
+    for _ in range(8):
+        world.flush()
+    failure = RuntimeError("a defect")
+
+    def fails(_is_whole: bool) -> None:
+        raise failure
+
+    world.flushing.flush(fails)
+    world.flush()
+    for peer, many in ((HERE, 8), (THERE, 8), (SIBLING, 10)):
+        for at in range(many):
+            world.answer(peer, at)
+    world.answer(HERE)
+    world.answer(THERE)
+    assert world.failures == [failure]
+    assert world.outcomes == [True] * 9
 
 
 def test_without_other_hosts() -> None:

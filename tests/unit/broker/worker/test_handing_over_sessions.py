@@ -421,3 +421,29 @@ def test_a_hand_over_is_no_move(pair: Pair) -> None:
     pair.settle(lambda: pair.sent[0][1] == DONE)
     assert not pair.old.moves.has_sent("c", SECOND)
     pair.settle()
+
+
+def test_a_session_that_is_to_become_part_of_another_one_and_does_not(pair: Pair) -> None:
+    """It keeps its subscriptions and its terms: a host that is away may have messages for those."""
+    peer = of_before(pair)
+    peer.unsubscribe("b")
+    peer.subscribe(("other", 1))
+    pair.old.is_whole = pair.new.is_whole = False
+    hand_over(pair)
+    received(peer)
+    pair.new.host.lose(peer)
+    former = pair.old.host.node.sessions.get("c")
+    assert former is not None
+    began, subscriptions = former.details.began, former.subscribed(0, 10)
+    pair.answers.clear()
+    pair.turn()
+    pair.fetch("c", EPOCH)
+    pair.settle(lambda: pair.sent[0][1] == PAGE)
+    pair.sent.clear()
+    pair.new.moves.host_away(1)
+    pair.settle()
+    assert pair.answers == [False]
+    assert pair.new.host.node.sessions.get("c") is former
+    assert former.details.left_behind
+    assert former.details.began == began
+    assert set(subscriptions) <= set(former.subscribed(0, 10))

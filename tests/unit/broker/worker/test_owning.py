@@ -21,8 +21,10 @@ from broker.cluster.owner_messages import (
 )
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN, Owning
+from broker.worker.session_parts import LATE, NOTHING
+from tests.moving_pair import Line
 from tests.sansio import Host, Peer
-from tests.wire import connect
+from tests.wire import connect, subscribe
 
 HERE, THERE = "here", "there"
 OTHER = 2
@@ -61,17 +63,18 @@ class OwningHost:
         return False
 
     def link_of(self, _number: int) -> Any:
-        return object()
+        return Line()
 
     def tell_host(self, _number: int, kind: bytes, payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
         self.told.append((kind, _HEAD.unpack_from(payload)[1]))
         return True
 
-    def connects(self, client_id: str) -> Peer:
+    def connects(self, client_id: str, clean: bool = True, expiry: int = 0) -> Peer:
         """Return a client that has sent CONNECT."""
         peer = self.host.open(5)
+        peer.client_id = client_id
         peer.conn.fd = self._control.fileno()  # it is open; what it is sent is taken from its outbox
-        peer.send(connect(5, client_id))
+        peer.send(connect(5, client_id, clean=clean, properties={"session_expiry_interval": expiry}))
         self.host.settle()
         return peer
 
@@ -88,6 +91,19 @@ class OwningHost:
         self.owning.receive()
         self.host.settle()
 
+    def hears(self, kind: bytes, number: int, client_id: str) -> None:
+        """Hear something of the other host."""
+        name = client_id.encode()
+        self.owning.heard(kind, _HEAD.pack(OTHER, number, len(name)) + name)
+        self.host.settle()
+
+    def pass_time(self, seconds: int) -> None:
+        """Let so many seconds pass, with ticks."""
+        for _ in range(seconds):
+            self.host.pass_time(1)
+            self.owning.tick(self.host.now)
+            self.host.settle()
+
     def taken(self, client_id: str, epoch: int, fate: Fate) -> None:
         """Hear that the other host has taken a client id."""
         name = client_id.encode()
@@ -98,7 +114,9 @@ class OwningHost:
 @pytest.fixture
 def owning() -> Iterator[OwningHost]:
     with contextlib.ExitStack() as ends:
-        yield OwningHost(ends)
+        made = OwningHost(ends)
+        yield made
+        assert not [each for each in made.host.logs[0].events if each[1] == "internal_error"]
 
 
 def test_a_client_is_served_when_its_id_is_owned(owning: OwningHost) -> None:
@@ -124,8 +142,7 @@ def test_an_answer_that_is_older_than_a_take_over(owning: OwningHost) -> None:
     take = owning.question()
     assert (take.kind, take.epoch) == (RequestKind.TAKE, 8)
     owning.answer(take, HERE, 9)
-    owning.owning.heard(GIVEN, _HEAD.pack(OTHER, 9, 1) + b"c")
-    owning.host.settle()
+    owning.hears(GIVEN, 9, "c")
     assert client.next("CONNACK").reason == 0
 
 
@@ -151,8 +168,71 @@ def test_epochs_that_begin_anew(owning: OwningHost) -> None:
 
 def test_take_overs_are_forgotten(owning: OwningHost) -> None:
     owning.taken("c", 1000, Fate.CLEAN_START)
-    owning.host.pass_time(31)
+    owning.host.pass_time(61)
     owning.owning.tick(owning.host.now)
     client = owning.connects("c")
     owning.answer(owning.question(), HERE, 7)
     assert client.next("CONNACK").reason == 0
+
+
+@pytest.mark.parametrize("fate", [Fate.STAYS, Fate.CLEAN_START])
+def test_what_was_taken_back_is_taken_again_at_once(owning: OwningHost, fate: Fate) -> None:
+    """The former owner's answer comes after it has taken the client id again, with a newer epoch: that counts."""
+    client = owning.connects("c", clean=False, expiry=600)
+    owning.answer(owning.question(), HERE, 7)
+    assert client.next("CONNACK").reason == 0
+    owning.taken("c", 8, Fate.STAYS)
+    owning.pass_time(1)
+    owning.answer(owning.question(), THERE, 8)
+    handed_over = next(number for kind, number in owning.told if kind == LATE)
+    owning.hears(NOTHING, handed_over, "c")
+    take = owning.question()
+    assert take.kind == RequestKind.TAKE
+    owning.answer(take, HERE, 9)
+    owning.taken("c", 10, fate)
+    owning.hears(GIVEN, 9, "c")
+    claim = owning.question()
+    assert (claim.kind, claim.client_id) == (RequestKind.CLAIM, "c")
+    session = owning.host.node.sessions.get("c")
+    assert session is None or session.details.epoch == 0
+
+
+def test_a_client_that_waits_until_its_former_session_has_ended(owning: OwningHost) -> None:
+    """Another host takes the client id meanwhile: its session here is not an owner's."""
+    client = owning.connects("c", clean=False, expiry=600)
+    owning.answer(owning.question(), HERE, 7)
+    assert client.next("CONNACK").reason == 0
+    for turn in range(60):
+        filters = [(f"f/{turn}/{at}", 1) for at in range(100)]
+        client.send(subscribe(5, client.packet_id(), *filters))
+        owning.host.pass_time(0.1)
+    owning.host.settle()
+    again = owning.host.open(5)
+    again.conn.fd = client.conn.fd
+    again.client_id = "c"
+    again.send(connect(5, "c", clean=True, properties={"session_expiry_interval": 600}))
+    while "c" not in owning.host.node.endings.clients:
+        owning.host.turn()
+    owning.taken("c", 8, Fate.CLEAN_START)
+    session = owning.host.node.sessions.get("c")
+    assert session is not None
+    assert session.details.epoch == 0
+    owning.pass_time(1)
+    claim = owning.question()
+    assert (claim.kind, claim.client_id) == (RequestKind.CLAIM, "c")
+
+
+def test_what_is_found_to_be_owned_without_a_session_is_released(owning: OwningHost) -> None:
+    """Its session has ended while it was asked who owns it."""
+    client = owning.connects("c", clean=False, expiry=600)
+    owning.answer(owning.question(), HERE, 7)
+    assert client.next("CONNACK").reason == 0
+    owning.taken("c", 8, Fate.STAYS)
+    owning.pass_time(1)
+    claim = owning.question()
+    session = owning.host.node.sessions.get("c")
+    assert session is not None
+    owning.host.node.endings.end_moved(session)
+    owning.answer(claim, HERE, 9)
+    owning.pass_time(30)
+    assert owning.question().kind == RequestKind.RELEASE
