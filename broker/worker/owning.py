@@ -223,7 +223,7 @@ class Owning:
         elif answer.node == self._context.settings.cluster.node_id:
             if wait.former:
                 self._context.counters.add(count.OWNERS_TAKEN)
-                if wait.fate is Fate.NOTHING:
+                if wait.fate is Fate.NOTHING and not self._lost.has_ended(wait.client_id, answer.epoch):
                     self._moves.end_former(wait.client_id)
                 self._tell_former(wait, answer.epoch)
             else:
@@ -246,8 +246,8 @@ class Owning:
     def _owned(self, wait: OwnerWait, epoch: int) -> None:
         """Go on with an ownership, if no other host has taken it before this one has heard of it."""
         if self._lost.has_ended(wait.client_id, epoch) and wait.tries <= _TRIES_MAX:
-            wait.tries += 1
-            wait.kind, wait.epoch = RequestKind.CLAIM, 0
+            wait.kind, wait.epoch, wait.tries = RequestKind.CLAIM, 0, wait.tries + 1
+            wait.fate = Fate.STAYS if wait.fate is Fate.MOVED else wait.fate  # its former host has ended the session
             self._questions.ask(wait)
         else:
             wait.then(epoch)

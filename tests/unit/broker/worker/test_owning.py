@@ -21,7 +21,7 @@ from broker.cluster.owner_messages import (
 )
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN, Owning
-from broker.worker.session_parts import LATE, NOTHING
+from broker.worker.session_parts import GIVE, GO_ON, LAST, LATE, NOTHING, PAGE, STATE, PartHead, SessionTerms
 from tests.moving_pair import Line
 from tests.sansio import Host, Peer
 from tests.wire import connect, subscribe
@@ -91,10 +91,10 @@ class OwningHost:
         self.owning.receive()
         self.host.settle()
 
-    def hears(self, kind: bytes, number: int, client_id: str) -> None:
+    def hears(self, kind: bytes, number: int, client_id: str, rest: bytes = b"") -> None:
         """Hear something of the other host."""
         name = client_id.encode()
-        self.owning.heard(kind, _HEAD.pack(OTHER, number, len(name)) + name)
+        self.owning.heard(kind, _HEAD.pack(OTHER, number, len(name)) + name + rest)
         self.host.settle()
 
     def pass_time(self, seconds: int) -> None:
@@ -106,9 +106,7 @@ class OwningHost:
 
     def taken(self, client_id: str, epoch: int, fate: Fate) -> None:
         """Hear that the other host has taken a client id."""
-        name = client_id.encode()
-        self.owning.heard(TAKEN, _HEAD.pack(OTHER, epoch, len(name)) + name + bytes([fate]))
-        self.host.settle()
+        self.hears(TAKEN, epoch, client_id, bytes([fate]))
 
 
 @pytest.fixture
@@ -236,3 +234,26 @@ def test_what_is_found_to_be_owned_without_a_session_is_released(owning: OwningH
     owning.answer(claim, HERE, 9)
     owning.pass_time(30)
     assert owning.question().kind == RequestKind.RELEASE
+
+
+def test_a_session_that_has_come_and_is_taken_again_before_it_is_served(owning: OwningHost) -> None:
+    """Its former host has ended it: it counts, and is handed over to the one that owns the client id."""
+    owning.connects("c", clean=False, expiry=600)
+    owning.answer(owning.question(), THERE, 8)
+    kind, number = owning.told[-1]
+    assert kind == GIVE
+    state = owning.host.node.router.state
+    head = PartHead(0, LAST, state.wall_ms, state.wall_ms - 1000, False, 0, 0).encode()
+    owning.hears(STATE, number, "c", head + SessionTerms(5, 600, state.wall_ms - 1000, False, None).encode())
+    assert owning.told[-1] == (GO_ON, number)
+    owning.hears(PAGE, number, "c", head)
+    take = owning.question()
+    assert (take.kind, take.epoch) == (RequestKind.TAKE, 8)
+    session = owning.host.node.sessions.get("c")
+    owning.taken("c", 10, Fate.STAYS)
+    owning.answer(take, HERE, 9)
+    assert owning.told[-1] == (TAKEN, 9)
+    owning.hears(GIVEN, 9, "c")
+    owning.answer(owning.question(), THERE, 10)
+    assert owning.told[-1][0] == LATE
+    assert owning.host.node.sessions.get("c") is session
