@@ -57,8 +57,8 @@ _FRAME_BYTES_MAX: Final = (256 << 20) + (64 << 20)
 _BEGIN_SECONDS_MAX: Final = 10.0
 """Time that a worker waits to be told of other hosts before it serves clients."""
 _SIBLINGS_SECONDS_MAX: Final = 30.0
-"""Time for which a worker that starts waits for what its siblings want, before it is linked with hosts: what these know
-of its host from before they forget then."""
+"""Time for which a worker that starts waits to hear its siblings before it is linked with other hosts. What these knew
+of its host before they forget as soon as they are told what it wants now."""
 _TRY_SECONDS: Final = 1.0
 
 

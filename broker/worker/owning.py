@@ -481,7 +481,7 @@ class Owning:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
         else:
-            self._unproven[client_id] = None  # what it has is handed over: of a move that was given up the rest
+            self._unproven[client_id] = None  # what the owner has not had is handed over
 
     def _resolve(self, client_id: str) -> None:
         """Find out whether a session has gone of whose move nothing is heard any more."""

@@ -36,6 +36,19 @@ def linked_again(hosts: Hosts, host: int, links: int, since: int) -> None:
     wait_until(lambda: hosts[host].links(since) >= links, SECONDS, f"{hosts[host].node} is linked again")
 
 
+@contextmanager
+def stopped(host: ClusteredHost) -> Iterator[None]:
+    """Stop all processes of a host, and let them go on in the end."""
+    pids = host.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 def everything_crosses(hosts: Hosts, topic: str) -> None:
     """Assert that each worker of each host reaches all others."""
     clients = [host.client_on(worker, f"{topic}-{host.node}-") for host in hosts for worker in range(host.workers)]
@@ -143,18 +156,12 @@ def test_a_stopped_host_is_away_and_comes_back() -> None:
         subscriber = there.client_on(1, "stopped")
         subscriber.subscribe("stopped", qos=1)
         sizes = [host.stderr_size() for host in hosts]
-        pids = there.processes()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(there):
             publisher = here.client_on(0, "stopped")
             other = here.client_on(1, "stopped-other")
             assert other.subscribe("other") == (0,)
             publisher.publish("stopped", b"meanwhile", qos=1)
             assert here.logged("host_away", sizes[0])
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
         linked_again(hosts, 0, 2, sizes[0])
         subscriber.receive("stopped", b"meanwhile")
         publisher.publish("stopped", b"later", qos=1)
@@ -165,15 +172,9 @@ def test_a_stopped_host_is_away_and_comes_back() -> None:
 def no_member(here: ClusteredHost, there: ClusteredHost) -> Iterator[None]:
     """Stop a host until it is no member any more, and go on with it in the end."""
     size = here.stderr_size()
-    pids = there.processes()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(there):
         wait_until(lambda: here.logged("host_left", size), SECONDS, "its record has ended")
         yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_host_that_was_no_member_is_sent_what_it_is_owed() -> None:
@@ -219,14 +220,14 @@ def test_a_worker_that_comes_later_than_its_sibling() -> None:
         starting = threading.Thread(target=there.start)
         starting.start()
         wait_until(lambda: 1 in there.worker_pids(), SECONDS, "its second worker is there")
-        stopped = there.worker_pids()[1]
-        os.kill(stopped, signal.SIGSTOP)
+        second = there.worker_pids()[1]
+        os.kill(second, signal.SIGSTOP)
         try:
             for number in range(10, 50):  # longer than a link may be silent
                 publisher.publish("later", b"%d" % number, qos=1)
                 let_pass(0.1)
         finally:
-            os.kill(stopped, signal.SIGCONT)
+            os.kill(second, signal.SIGCONT)
         starting.join(SECONDS)
         subscriber = lasting(hosts, 1, 1, "later")
         for number in range(50):
