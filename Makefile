@@ -2,8 +2,8 @@
 #
 #   make run      virtual environment, compile, start on 127.0.0.1:1883
 #   make test     install what the tests need (Debian packages too), compile, run them: what a change can break
-#   make test-all the tests that take long: more seeds, more power cuts, longer histories of what `make test` has
-#   make test-newest  the quick tests on the newest CPython of this machine (or NEWEST=), compiled for it
+#   make test-all the tests that take long (by hand): more seeds, power cuts, histories of what `make test` has
+#   make test-newest  the quick tests on the newest CPython of this machine (or NEWEST=), compiled with bounds checks
 #   make check    ruff, mypy --strict, cython-lint, performance hints, import directions, tidiness
 #   make asan     the tests without sockets, under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make fuzz     SECONDS=60 of mutated packets, and of whole sessions of several clients
@@ -78,12 +78,13 @@ test-all: debian-test compile-tests
 	$(BIN)/python -m tests.run --long $(ARGS)
 
 # In an environment of its own; modules of several versions lie side by side. Nothing to do where no other one is there.
+# Compiled as `debug`: gcc takes a quarter of the time, and indexes, asserts and unset attributes are checked.
 NEWEST ?= $(shell PYTHON="$(PYTHON)" tests/packaging/newest-python)
 test-newest:
 ifeq ($(NEWEST),)
 	@echo "no newer CPython than $$("$(PYTHON)" -V) is here that mqttd runs on"
 else
-	$(MAKE) PYTHON=$(NEWEST) VENV=.venv-newest debian-test compile-tests
+	$(MAKE) PYTHON=$(NEWEST) VENV=.venv-newest MQTTD_PROFILE=debug debian-test compile-tests
 	.venv-newest/bin/python -m tests.run tests/unit tests/contract $(ARGS)
 endif
 
