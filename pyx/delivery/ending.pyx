@@ -140,8 +140,9 @@ cdef class Ending:
         cdef bytes text, name
         if self.peers.interest is None:
             return 0
-        for text in plain:
-            self.tell_interest(NULL, text, None, False)
+        for text in plain:  # siblings may still want it, and so other hosts have to send it to this one
+            f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+            self.tell_interest(f, text, None, False)
         for text, name in groups:
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
             self.tell_interest(f, text, name, False)

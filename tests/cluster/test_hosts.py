@@ -121,6 +121,25 @@ def test_an_unsubscribe_ends_what_crosses(pair: Hosts) -> None:
     close(publisher, two[0])
 
 
+def test_a_session_that_ends_takes_nothing_from_those_of_other_workers(pair: Hosts) -> None:
+    """It was the last one of its worker that wanted something; another worker of its host has one that still does."""
+    here, there = pair
+    publishers = [here.client_on(worker, "left") for worker in range(2)]
+    for ends in range(2):
+        two = [there.client_on(worker, f"left{ends}-") for worker in range(2)]
+        for client in two:
+            client.subscribe(f"left/{ends}")
+        two[ends].disconnect()
+        number = 0
+        while there.counter("subscriptions") > 1 or number < 20:  # a gauge that is set each second
+            for publisher in publishers:
+                number += 1
+                assert publisher.publish(f"left/{ends}", b"%d" % number, qos=1) == 0
+                two[1 - ends].receive(f"left/{ends}", b"%d" % number)
+        two[1 - ends].disconnect()
+    close(*publishers)
+
+
 def test_order_and_large_bodies(pair: Hosts) -> None:
     """[MQTT-4.6.0-5] Messages of a publisher arrive in order, those with bodies in frames of their own among them."""
     here, there = pair
