@@ -144,6 +144,11 @@ class Mqttd:
         return self.host, self.port
 
     @property
+    def runtime_dir(self) -> str:
+        """Where `mqttd sessions` and the like find the broker."""
+        return str(Path(self._directory.name, "run"))
+
+    @property
     def pid(self) -> int:
         """The supervisor's process id, which is also the session id of all its children."""
         assert self._process is not None, "not started"
@@ -182,7 +187,7 @@ class Mqttd:
         """-P: a folder `broker` in the current directory is not this package."""
         command = [sys.executable, "-P", "-m", "broker.testing", "--workers", str(self.workers)]
         command += ["--host", self.host, "--port", str(self.port)]
-        command += ["--runtime-dir", str(Path(self._directory.name, "run")), "--admin", "none"]
+        command += ["--runtime-dir", self.runtime_dir, "--admin", "none"]
         if not self._says("store"):
             command += ["--store", "memory"]
         if not self._says("data_dir"):

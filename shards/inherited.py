@@ -19,7 +19,7 @@ from typing import Any
 from shards import handoff, listening, rows
 from shards.clock import HostClock
 from shards.listening import Listeners
-from shards.worker_channel import ControlChannel, WorkerChannel
+from shards.worker_channel import ControlChannel, Message, WorkerChannel
 
 __all__ = ["Inherited"]
 
@@ -78,7 +78,9 @@ class Inherited:
             began=began,
         )
 
-    def control_channel(self, control: socket.socket, settings: Any, began: float, supervisor: int) -> ControlChannel:
+    def control_channel(
+        self, control: socket.socket, settings: Any, began: float, supervisor: int, hosts: Message
+    ) -> ControlChannel:
         """Return what the control process gets."""
         return ControlChannel(
             index=self._workers,
@@ -94,6 +96,7 @@ class Inherited:
             supervisor_pid=supervisor,
             identity=self._identity,
             owner_sockets=[control_end for _, control_end in self._owner_sockets],
+            hosts=hosts,
         )
 
     def leave(self, channel: WorkerChannel | ControlChannel) -> None:

@@ -292,7 +292,7 @@ class Supervisor:
         incarnation = max(post.incarnation + 1, time.time_ns() // 1000)
         channel: WorkerChannel | ControlChannel
         if post.is_control:
-            channel = self._inherited.control_channel(theirs, self._settings, self._began, self._pid)
+            channel = self._inherited.control_channel(theirs, self._settings, self._began, self._pid, self._hosts)
         else:
             incarnations = [other.incarnation if other.pid else 0 for other in self._posts.workers]
             incarnations[post.index] = incarnation
@@ -346,10 +346,10 @@ class Supervisor:
     def _child_ended(self, post: Post, exit_status: int) -> None:
         self._hear(post)  # its last messages
         death = post.leave(exit_status)
+        self._requests.gone(post.index)
         named = post.named
         if not post.is_control:
             named |= self._settle_row(self._inherited.rows[post.index])
-            self._requests.gone(post.index)
             down = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
             for other in self._posts.workers:
                 self._posts.tell(other, down)
@@ -432,9 +432,9 @@ class Supervisor:
             self._posts.tell(post, {"event": "answered", "number": number, **said})
 
     def _ask(self, worker: int, message: Message) -> bool:
-        if not 0 <= worker < self._workers or not self._posts.workers[worker].ready_at:
+        if not 0 <= worker < len(self._posts.all) or not self._posts.all[worker].ready_at:
             return False
-        self._posts.tell(self._posts.workers[worker], message)
+        self._posts.tell(self._posts.all[worker], message)
         return True
 
     def _tell_state(self) -> None:

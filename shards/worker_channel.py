@@ -34,7 +34,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shards.clock import HostClock
@@ -138,6 +138,8 @@ class ControlChannel(_Channel):
     """As for workers."""
     owner_sockets: Sequence[socket.socket] = ()
     """The other ends of the workers' `owner_socket`."""
+    hosts: Message = field(default_factory=dict)
+    """What the former control process has said last of the cluster; empty: nothing yet."""
 
 
 def send_message(control: socket.socket, message: Message) -> None:

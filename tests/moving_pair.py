@@ -71,6 +71,9 @@ class Side:
     def number_of(self, _node: str) -> int | None:
         raise AssertionError("not asked here")
 
+    def node_of(self, _number: int) -> str:
+        raise AssertionError("not asked here")
+
     def tell_host(self, _number: int, _kind: bytes, _payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
         raise AssertionError("not used here")
 
@@ -116,13 +119,12 @@ class Pair:
                 self.errors.append(str(error))
 
     def fetch(self, client_id: str, epoch: int = 0) -> Peer:
-        """Begin to bring a session that is owned since this epoch; return the connection that waits for it."""
+        """Begin to bring a session that is owned since this epoch; return a connection that might wait for it."""
         waiting = self.new.host.open(5)
         self.new.moves.fetch(
             client_id,
             FIRST,
             epoch,
-            waiting.conn,
             lambda fetched: self.answers.append(fetched is not Fetched.FAILED),
             lambda: self.unreachable.append(None),
         )

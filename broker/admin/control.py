@@ -33,7 +33,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 import broker
 from broker.admin.metrics import BrokerState, Rows, WorkerState
-from broker.admin.requests import NoAnswer, StoreStats
+from broker.admin.requests import UNKNOWN, Drain, NoAnswer, Request, StoreStats, decode
 from broker.admin.workers import Workers
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
@@ -163,6 +163,8 @@ class Control:
                     self._workers = workers
                 case {"event": "answered", "number": int(_)}:
                     self._asking.answered(message)
+                case {"event": "ask", "number": int(number), "ask": ask}:
+                    self.channel.tell("answer", number=number, answer=self._answer_to(decode(ask)))
                 case {"event": "linked", "worker": int(worker)} if self._cluster is not None:
                     self._cluster.linked(worker, message["linked"], message["hosts"])
                 case {"event": "reload", "number": int(number), "settings": settings}:
@@ -171,6 +173,17 @@ class Control:
                     self._stop()
                 case {"event": "closed"}:
                     os._exit(1)  # the supervisor is gone
+
+    def _answer_to(self, request: Request | None) -> dict[str, Any]:
+        """Return the answer to a request of `broker.admin.requests`."""
+        if not isinstance(request, Drain):
+            return UNKNOWN
+        refused = "this host is in no cluster: there is no other one"
+        if self._cluster is not None:
+            refused = "" if request.change is None else self._cluster.drain(request.change == "begin") or ""
+        if refused or self._cluster is None:
+            return {"refused": refused}
+        return {"drain": {"state": self._cluster.state.value}}
 
     def _reload(self, message: dict[str, Any]) -> str | None:
         try:
@@ -299,6 +312,7 @@ def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
         log,
         channel.tell,
         channel.owner_sockets,
+        drains=bool(channel.hosts.get("drains")),
     )
     return cluster
 

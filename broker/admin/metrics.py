@@ -164,8 +164,10 @@ _HELP: dict[str, str] = {
     "owners_taken": "Client ids taken over from another host, because their clients connected here.",
     "owners_doubtful": "Connections refused because this host has been no proven member of its cluster for "
     "cluster.unproven_seconds_max.",
-    "sessions_moved": "Sessions that have come from another host with their clients.",
-    "moves_refused": "Connections refused because too many sessions were coming from other hosts at the same time.",
+    "sessions_moved": "Sessions that have come from another host, with their clients or because it drains.",
+    "moves_refused": "Sessions that did not come from other hosts because too many were coming at the same time.",
+    "clients_sent_away": "Connections closed because this host drains.",
+    "sessions_offered": "Sessions offered to other hosts because this host drains, each as often as it was offered.",
     "messages_handed_over": "Messages that another host still had for a session that it does not own any more.",
     "owners_unproven": "Connections that were accepted although etcd did not say that this host owns their client id.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "

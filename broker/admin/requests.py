@@ -6,6 +6,10 @@
     DeleteSession   {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
     ListEvents      {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
     StoreStats      {"store": "stats"}                           {"store": {...}}
+    Drain           {"drain": "begin", "end" or null}            {"drain": {"state": S}}, or {"refused": why}, of the
+                                                                 control process (the number after the last worker's)
+                    {"drain": null}                              {"drain": {"on": ..., "connected": N, "sessions": N,
+                                                                 "left_behind": N}}, of a worker
     WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
                                                                  (pyx/core/work.pxd)
 
@@ -24,6 +28,7 @@ __all__ = [
     "LISTS_MAX",
     "UNKNOWN",
     "DeleteSession",
+    "Drain",
     "ListEvents",
     "ListSessions",
     "NoAnswer",
@@ -85,12 +90,21 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Asks the control process to change whether the host drains (`change`: "begin", "end", None: nothing), or a worker
+    (None) what is left on it.
+    """
+
+    change: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkDone:
     """Asks for the highest cost of each kind of callback."""
 
 
 Paged = ListSessions | ShowSession | ListEvents
-Request = Paged | DeleteSession | StoreStats | WorkDone
+Request = Paged | DeleteSession | StoreStats | Drain | WorkDone
 
 
 def encode(request: Request) -> dict[str, Any]:
@@ -106,6 +120,8 @@ def encode(request: Request) -> dict[str, Any]:
             return {"events": "list", "from": at}
         case StoreStats():
             return {"store": "stats"}
+        case Drain(change):
+            return {"drain": change}
         case WorkDone():
             return {"work": "highest"}
 
@@ -123,6 +139,8 @@ def decode(said: object) -> Request | None:
             return ListEvents(at)
         case {"store": "stats"}:
             return StoreStats()
+        case {"drain": ("begin" | "end" | None) as change}:
+            return Drain(change)
         case {"work": "highest"}:
             return WorkDone()
     return None

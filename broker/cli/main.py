@@ -55,6 +55,7 @@ mqttd status               show the state of a running broker (mqttd status --he
 mqttd check-config FILE    report every error in a configuration file and exit (status 2 if there is one)
 mqttd sessions list        list the sessions of a running broker; also show, delete (mqttd sessions --help)
 mqttd events               print recorded events of connections, sessions, drops (mqttd events --help)
+mqttd drain                send the clients and sessions of a host to the others of its cluster (mqttd drain --help)
 mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
 mqttd restore              make a data directory from a snapshot (mqttd restore --help)
 mqttd store stats|verify   inspect the stores of a broker, or of a snapshot (mqttd store --help)
@@ -81,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["sessions"]:
             asked: int = importlib.import_module("broker.cli.sessions_command").main(arguments[1:])
             return asked
+        if arguments[:1] == ["drain"]:
+            drained: int = importlib.import_module("broker.cli.drain_command").main(arguments[1:])
+            return drained
         if arguments[:1] == ["events"]:
             printed: int = importlib.import_module("broker.cli.events_command").main(arguments[1:])
             return printed

@@ -69,6 +69,8 @@ class Closing:
         self._endings = endings
         self._attachments = attachments
         self._unanswered = unanswered
+        self.other_servers = ""
+        """Where clients are told to go while this host takes none, as a Server Reference; "": nowhere."""
 
     # ------------------------------------------------------------ before it is open
 
@@ -262,7 +264,7 @@ class Closing:
     def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
         """Send DISCONNECT with its Reason String, and with the other server where the reason is a redirect."""
         properties = {"reason_string": why}
-        reference = self._context.settings.protocol.redirect
+        reference = self.other_servers or self._context.settings.protocol.redirect
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)

@@ -83,7 +83,8 @@ def _write(file: Path, content: bytes) -> None:
 
 class ClusterHost:
     """Implements `broker.cluster.membership.MembershipEvents`. `keeps`: its sessions are on disk. `tell`: sends the
-    supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids.
+    supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids. `drains`:
+    it has been draining when the former control process ended.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ClusterHost:
         log: Log,
         tell: Callable[..., None],
         worker_sockets: Sequence[socket.socket],
+        drains: bool = False,
     ) -> None:
         self._coordination = coordination
         self._settings = settings
@@ -116,7 +118,7 @@ class ClusterHost:
         self._out_of_reach = False
         self._ownership = Ownership(coordination, settings.name, settings.node_id, self._lease)
         self._owner_requests = OwnerRequests(self._ownership, self._standing, worker_sockets, log)
-        self.state = HostState.JOINING
+        self.state = HostState.DRAINING if drains else HostState.JOINING
         """Of this host, as the others are told."""
 
     @property
@@ -131,12 +133,12 @@ class ClusterHost:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has once known what all other hosts want, and they what it wants."""
-        return self.state is not HostState.JOINING
+        """Whether it has once known what all other hosts want, and they what it wants, and takes clients."""
+        return self.state is HostState.READY
 
     async def owner_of(self, client_id: str) -> dict[str, Any] | None:
-        """Return the owner of a client id: the host, its address for other hosts, and the epoch; None: nobody owns it.
-        Raises ConnectionError if etcd does not say.
+        """Return the owner of a client id: the host, its address for other hosts and that for clients, and the epoch;
+        None: nobody owns it. Raises ConnectionError if etcd does not say.
         """
         try:
             owner = await self._ownership.look(client_id)
@@ -145,8 +147,39 @@ class ClusterHost:
         if not owner.node:
             return None
         host = self.hosts.get(owner.node)
-        address = host.address if host is not None else None
-        return {"client_id": client_id, "node": owner.node, "address": address, "epoch": owner.epoch}
+        return {
+            "client_id": client_id,
+            "node": owner.node,
+            "address": host.address if host is not None else None,
+            "client_address": (host.client_address if host is not None else "") or None,
+            "epoch": owner.epoch,
+        }
+
+    def drain(self, begins: bool) -> str | None:
+        """Send the clients and sessions of this host to the others, or no longer. Return why not."""
+        if self.state is HostState.JOINING:
+            return "this host has not joined its cluster yet"
+        if begins and not self._takers():
+            return "no other host takes clients"
+        state = HostState.DRAINING if begins else HostState.READY
+        if state is not self.state:
+            self.state = state
+            if begins:
+                self._log.info("drain_begun", node=self._settings.node_id)
+            else:
+                self._log.info("drain_ended", node=self._settings.node_id)
+            if self._membership is not None:
+                self._membership.set_state(state)
+            self._tell_hosts(self.hosts)
+        return None
+
+    def _takers(self) -> list[tuple[int, str]]:
+        """Return the hosts that take clients, each with the address where, as clients are told."""
+        return [
+            (each.number, each.client_address)
+            for each in self.hosts.values()
+            if each.state is HostState.READY and each.number != self._number
+        ]
 
     def links(self) -> dict[str, int]:
         """Return by other host how many of the workers are linked with it."""
@@ -165,6 +198,7 @@ class ClusterHost:
                     "node": node,
                     "state": each.state.value,
                     "address": each.address,
+                    "client_address": each.client_address,
                     "workers": each.workers,
                     "release": each.release,
                     "links": None if node == self._settings.node_id else links.get(node, 0),
@@ -195,6 +229,7 @@ class ClusterHost:
             release=broker.__version__,
             link_versions=(OLDEST_VERSION, VERSION),
             keeps=self._keeps,
+            client_address=self._settings.client_address,
         )
         self._membership = HostMembership(self._coordination, self._settings.name, own, self)
         self._membership.set_state(self.state)
@@ -278,7 +313,8 @@ class ClusterHost:
             for node, each in sorted(hosts.items())
             if each.number != self._number
         ]
-        self._tell("hosts", number=self._number, hosts=others)
+        drains = self.state is HostState.DRAINING
+        self._tell("hosts", number=self._number, hosts=others, drains=drains, takers=self._takers())
 
     def lost(self) -> None:
         """Implements MembershipEvents."""

@@ -52,6 +52,7 @@ class HostRecord:
     link_versions: the oldest and the newest version of the links between hosts that it speaks.
     connections_max: how many clients it takes, 0: it does not say.
     keeps: its sessions outlive it, on disk.
+    client_address: where clients reach it, as they are told; "": it does not say.
     """
 
     node: str
@@ -66,6 +67,7 @@ class HostRecord:
     link_versions: tuple[int, int]
     connections_max: int = 0
     keeps: bool = True
+    client_address: str = ""
 
     def changed(self, state: HostState, incarnation: int = 0) -> Self:
         """Return the same host in another state, and with another incarnation unless that is 0."""
@@ -87,6 +89,7 @@ class HostRecord:
                 "link_versions": self.link_versions,
                 "connections_max": self.connections_max,
                 "keeps": self.keeps,
+                "client_address": self.client_address,
             }
         )
 
@@ -123,6 +126,7 @@ class HostRecord:
             (oldest, newest),
             _number(read.get("connections_max", 0), 0, _INCARNATION_MAX),
             bool(read.get("keeps", True)),
+            _text(read.get("client_address", ""), re.compile("[!-~]{0,255}")),
         )
 
 

@@ -51,6 +51,19 @@ class Cluster(BaseModel):
         json_schema_extra=_RESTART,
         description="Where other hosts reach `listen`, if that is another address or all of this host; `tcp://HOST:PORT`.",
     )
+    client_address: str = Field(
+        default="",
+        pattern=r"^[!-~]{0,255}$",
+        json_schema_extra=_RESTART,
+        description="Where clients reach this host, `HOST` or `HOST:PORT`: told to clients that other hosts send away "
+        "(Server Reference), and to those that ask for the owner of a client id. Empty: it does not say",
+    )
+    drain_per_second: int = Field(
+        default=500,
+        ge=1,
+        le=1_000_000,
+        description="Clients and sessions that a host which drains (`mqttd drain`) sends to other hosts, in a second.",
+    )
     unproven_seconds_max: int = Field(
         default=300,
         ge=0,
@@ -95,7 +108,7 @@ class Cluster(BaseModel):
 def cluster_errors(cluster: Cluster, workers: int) -> Iterator[str]:
     """Yield what is wrong. workers: as many as there may be."""
     if not cluster.is_on:
-        for name in ("node_id", "listen", "advertise"):
+        for name in ("node_id", "listen", "advertise", "client_address"):
             if getattr(cluster, name):
                 yield f"cluster.{name}: has no meaning without cluster.etcd (--cluster)"
         return

@@ -114,10 +114,10 @@ class StateRecords:
 
         self._router.journal.when_durable(settled)
 
-    def disconnected(self, session: Session) -> None:
-        """Store that its connection has ended, and the session has not."""
+    def disconnected(self, session: Session, ms_ago: int = 0) -> None:
+        """Store that its connection has ended, now or some time ago, and the session has not."""
         if self.stores(session):
-            self._put_session(session, self._router.state.wall_ms)
+            self._put_session(session, self._router.state.wall_ms - ms_ago)
 
     def ends(self, session: Session) -> None:
         """Delete the records of a session that is about to end and still has its subscriptions."""

@@ -16,6 +16,7 @@ from broker.admin.requests import (
     LISTS_MAX,
     UNKNOWN,
     DeleteSession,
+    Drain,
     ListEvents,
     ListSessions,
     Request,
@@ -59,6 +60,8 @@ class Administration:
         self._context = context
         self._sessions = sessions
         self._closing = closing
+        self.drain_report: Callable[[], dict[str, Any]] | None = None
+        """Returns what is left of a host that drains; None: it is in no cluster."""
         self._lists: dict[int, list[str]] = {}  # oldest first
         self._list_number = 0
 
@@ -84,6 +87,8 @@ class Administration:
                 answer(self._events(after))
             case StoreStats():
                 answer({"store": self._store()})
+            case Drain(None) if self.drain_report is not None:
+                answer({"drain": self.drain_report()})
             case WorkDone() if work.COUNTED:
                 answer({"work": work.highest(), "over": work.over()})
             case _:

@@ -169,9 +169,12 @@ class Node:
         )
         self.forward, self.hold = self.peering.forward, self.peering.hold
 
-    def open_through(self, opener: ConnectionOpener) -> None:
-        """Let somebody decide about clients that are authenticated, who passes them to `connecting`."""
+    def open_through(self, opener: ConnectionOpener, drain_report: Callable[[], dict[str, Any]] | None = None) -> None:
+        """Let somebody decide about clients that are authenticated, who passes them to `connecting`. drain_report: see
+        `Administration`.
+        """
         self.authenticating.opener = opener
+        self.administration.drain_report = drain_report
 
     def reload(self, settings: Settings) -> None:
         """Apply settings that may change while the worker runs (for everything that happens from now on)."""

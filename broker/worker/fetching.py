@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from broker.context.piecework import AT_ONCE
-from broker.context.sessions import own_bytes
+from broker.context.sessions import NEVER, own_bytes
 from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.session_parts import (
     ALL_THERE,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from broker.context.sessions import Details, Sessions
     from broker.persistence.state_records import StateRecords
     from broker.worker.other_owners import OtherOwners
-    from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscription
 
@@ -80,8 +79,8 @@ class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
     __slots__ = (
-        "client_id", "conn", "due", "gone", "host", "is_known", "is_subscribed", "is_whole", "number", "parts",
-        "session", "subscriptions", "terms", "then", "unreachable",
+        "client_id", "due", "gone", "host", "is_known", "is_subscribed", "is_whole", "number", "parts", "session",
+        "subscriptions", "terms", "then", "unreachable",
     )  # fmt: skip
 
     def __init__(
@@ -89,14 +88,12 @@ class _Arrival:
         client_id: str,
         number: int,
         host: int,
-        conn: Connection,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
     ) -> None:
         self.client_id = client_id
         self.number = number
         self.host = host
-        self.conn = conn
         self.then = then
         self.unreachable = unreachable
         self.due = 0.0
@@ -228,12 +225,11 @@ class Fetching:
         client_id: str,
         host: int,
         epoch: int,
-        conn: Connection,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
     ) -> None:
-        """Bring the session of a client from the host that owns it since this epoch. conn: the connection that waits
-        for it. then: called with what has come. unreachable: called instead if that host does not answer.
+        """Bring the session of a client from the host that owns it since this epoch. then: called with what has come.
+        unreachable: called instead if that host does not answer.
         """
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
@@ -243,16 +239,8 @@ class Fetching:
         if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch)):
             unreachable()
             return
-        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, conn, then, unreachable)
+        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, then, unreachable)
         self._renew(arrival)
-
-    def go_on_for(self, client_id: str, conn: Connection) -> None:
-        """Let another connection wait for a session that may be on its way: the one that has waited may have gone."""
-        arrival = self._arriving.get(client_id)
-        if arrival is not None:
-            arrival.conn = conn
-            if arrival.is_subscribed:
-                self._wait_for_hosts(arrival)
 
     def _is_on_its_way(self, arrival: _Arrival) -> bool:
         return self._arriving.get(arrival.client_id) is arrival
@@ -317,8 +305,10 @@ class Fetching:
         details.own_bytes = own_bytes(session.client_id, details.username, None)
         details.began, details.began_clean = terms.began, terms.began_clean
         self._remember(session, is_old=True)
-        self._endings.expire_in(session, terms.expiry)
+        gone = 0 if terms.expiry == NEVER else min(terms.gone_ms, terms.expiry * 1000)
+        self._endings.expire_in(session, terms.expiry - gone / 1000)
         self._state_records.connected(session)
+        self._state_records.disconnected(session, gone)
 
     def _subscribe(self, arrival: _Arrival) -> Iterator[None]:
         session, subscriptions = arrival.session, arrival.subscriptions
@@ -347,11 +337,10 @@ class Fetching:
 
         def known() -> None:
             arrival.is_known = True
-            self._go_on(arrival)
+            self._context.guard_client(arrival.client_id, self._go_on, arrival)
 
-        arrival.is_known, arrival.is_whole = False, None
         self._others.flush(seen)
-        self._router.answering.answer_packet(arrival.conn, b"", self._context.another_interest_number(), known)
+        self._router.answering.when_known(self._context.another_interest_number(), known)
 
     def _go_on(self, arrival: _Arrival) -> None:
         is_whole = arrival.is_whole

@@ -65,12 +65,15 @@ class _Leaving:
     knew the subscriptions of the session there before it was sent.
     """
 
-    __slots__ = ("departure", "due", "host", "is_known", "is_whole", "number", "pages", "session", "then")
+    __slots__ = ("departure", "due", "expires", "host", "is_known", "is_whole", "number", "pages", "session", "then")
 
     def __init__(
         self, session: Session, host: int, number: int, due: float, then: Callable[[LateOutcome], None] | None = None
     ) -> None:
         self.session = session
+        handle = session.details.expiry_handle
+        self.expires: int | None = None if handle is None else handle.deadline
+        """When it ends if it stays, by the router's clock in ms."""
         self.host = host
         self.number = number
         self.due = due
@@ -116,6 +119,10 @@ class Giving:
         """Whether its session may be on its way to another host."""
         return client_id in self._leaving or client_id in self._dropping
 
+    def left_behind(self) -> int:
+        """Return how many sessions stay only for what hosts that are away may have for them."""
+        return len(self._left_behind)
+
     def _until(self) -> float:
         return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
 
@@ -133,14 +140,18 @@ class Giving:
         if session is None:
             self._send(host, NOTHING, number, client_id, b"")
             return
+        leaving = self._leaving[client_id] = _Leaving(session, host, number, self._until())
         self._endings.hold(session)
-        self._leaving[client_id] = _Leaving(session, host, number, self._until())
-        self._context.in_pieces(self._send_state(client_id, session, host, number))
+        self._context.in_pieces(self._send_state(leaving))
 
-    def _send_state(self, client_id: str, session: Session, host: int, number: int) -> Iterator[None]:
+    def _send_state(self, leaving: _Leaving) -> Iterator[None]:
+        session, host, number = leaving.session, leaving.host, leaving.number
         details: Details = session.details
+        gone = 0
+        if leaving.expires is not None:
+            gone = max(0, details.expiry_interval * 1000 - leaving.expires + self._router.state.now_ms)
         terms = SessionTerms(
-            session.version, details.expiry_interval, details.began, details.began_clean, details.username
+            session.version, details.expiry_interval, details.began, details.began_clean, gone, details.username
         )
         part = bytearray(terms.encode())
         total, number_of_part = session.subscriptions, 0
@@ -230,8 +241,8 @@ class Giving:
         else:
             self._left_behind.pop(client_id, None)
             number = next(self._numbers)
-            self._endings.hold(session)
             leaving = self._leaving[client_id] = _Leaving(session, host, number, self._until(), then)
+            self._endings.hold(session)
             leaving.is_known = is_known
             self.go_on(client_id, number)
 
@@ -320,7 +331,12 @@ class Giving:
         session = self._sessions.get(client_id)
         if leaving is not None and session is leaving.session and session is not None and session.connection is None:
             details: Details = session.details
-            self._endings.expire_in(session, AWAY_SECONDS_MAX if details.left_behind else details.expiry_interval)
+            left: float = details.expiry_interval
+            if details.left_behind:
+                left = AWAY_SECONDS_MAX
+            elif leaving.expires is not None:
+                left = max(0.0, (leaving.expires - self._router.state.now_ms) / 1000)
+            self._endings.expire_in(session, left)
 
     def cancelled(self, client_id: str, number: int, host: int) -> None:
         """Keep a session that the other host does not take, or not now. number: 0: whichever move."""

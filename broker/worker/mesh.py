@@ -89,7 +89,7 @@ class WorkerMesh:
     @property
     def is_idle(self) -> bool:
         """Whether `tick` may be called rarely: see `zmq_mesh.mesh`."""
-        return self._mesh.is_idle
+        return self._mesh.is_idle and not (self._others is not None and self._others.drains)
 
     def ask_late_siblings(self, now: float) -> bool:
         """Look at the heartbeats of siblings, because an idle link does not show that one is stopped: the next `tick`

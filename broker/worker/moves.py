@@ -35,8 +35,6 @@ with its subscriptions, and what comes for it is handed over likewise.
 The will is not moved: with the connection it is due, or waits for its delay, and then the client is back. Not moved
 either: replays of the archive, which has another one on each host, and what is still to be sent of the retained
 messages that a SUBSCRIBE has asked for.
-
-A message has a head of u32 host, u64 number of the move, u16 length of the client id, and the client id.
 """
 
 from __future__ import annotations
@@ -86,8 +84,8 @@ class SessionMoves:
             context, sessions, state_records, endings, capacity, closing, subscribing, others, send, numbers
         )
         self._giving = Giving(context, sessions, endings, closing, others, send, resolve, numbers)
-        self.is_leaving = self._giving.is_leaving
-        self.fetch, self.go_on_for = self._fetching.fetch, self._fetching.go_on_for
+        self.is_leaving, self.left_behind = self._giving.is_leaving, self._giving.left_behind
+        self.fetch = self._fetching.fetch
         self.hand_over = self._giving.hand_over
         self.stays_behind, self.keep = self._giving.stays_behind, self._giving.keep
         self.has_sent = self._giving.has_sent

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
+from broker.worker.draining import Taker
 from broker.worker.flushing import FLUSH, FLUSHED, Flushing
 from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.owning import KINDS, Owning
@@ -128,7 +129,7 @@ class OtherHosts:
             context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, channel.owner_socket, self,
         )  # fmt: skip
-        node.open_through(self._owning)
+        node.open_through(self._owning, self._owning.draining.report)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
         self._flushing = Flushing(context, self._senders, self.has_away)
         for kind in (FLUSH, FLUSHED):
@@ -143,6 +144,12 @@ class OtherHosts:
         self._hosts = message
         self._told_linked = None  # it wants to know
         self._link(now)
+        self._owning.draining.set(message["drains"], [Taker(*each) for each in message["takers"]])
+
+    @property
+    def drains(self) -> bool:
+        """Whether clients and sessions are sent to other hosts."""
+        return self._owning.draining.is_on
 
     def _link(self, now: float) -> None:
         """Take the hosts, as soon as it is known what siblings want: others send at once what they have kept, and it
@@ -309,6 +316,10 @@ class OtherHosts:
     def number_of(self, node: str) -> int | None:
         """Implements OtherOwners."""
         return self._nodes.get(node)
+
+    def node_of(self, number: int) -> str:
+        """Implements OtherOwners."""
+        return next((node for node, each in self._nodes.items() if each == number), "")
 
     def tell_host(self, number: int, kind: bytes, payload: bytes, *, keeps: bool) -> bool:
         """Implements OtherOwners."""

@@ -24,6 +24,9 @@ class OtherOwners(Protocol):
     def number_of(self, node: str) -> int | None:
         """Return the number of a host that is there, or was; None: it is not known."""
 
+    def node_of(self, number: int) -> str:
+        """Return the name of a host by its number; "": it is not known."""
+
     def flush(self, then: Callable[[bool], None]) -> None:
         """Call `then` when everything that was published for this host until now has arrived at this worker; False: not
         what hosts that are away may have.

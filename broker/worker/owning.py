@@ -7,9 +7,8 @@ connection. The epoch of the later owner is higher, so that of two hosts that ta
     TAKEN    the sender owns it since this epoch: give way. u8: what to do with the session (`Fate`)
     GIVEN    it is not served here
 
-Before it takes it, it brings the session, unless its client starts anew (`broker.worker.moves`). A message has a head
-of u32 host of the sender, u64 epoch or number of the move, u16 length of the client id, and the client id. It goes to
-any worker of a host, which passes it on to the client id's home.
+Before it takes it, it brings the session, unless its client starts anew (`broker.worker.moves`). A host that drains
+offers sessions, which are taken likewise, without a client (`broker.worker.draining`).
 
 A client is served without an answer when the coordinator is out of reach: its ownership is *unproven*, and asked
 for again until it is known; if another host owns it by then, the connection is closed, and the client comes back in
@@ -20,12 +19,13 @@ a while (`broker.worker.spare_owners`), so that a client that comes back at once
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
+from broker.worker.client_messages import ClientMessages
+from broker.worker.draining import OFFER, Draining
 from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
 from broker.worker.lost_owners import LostOwners
@@ -35,8 +35,6 @@ from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE
 from broker.worker.spare_owners import Release, SpareOwners
 from pyx.core import counters as count
-from pyx.core.peer import sibling
-from shards.placement import home
 
 if TYPE_CHECKING:
     from broker.clients.authenticating import ConnectAttempt
@@ -56,8 +54,7 @@ __all__ = ["KINDS", "Owning"]
 
 TAKEN: Final = b"T"
 GIVEN: Final = b"g"
-KINDS: Final = (TAKEN, GIVEN, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL, LATE, DONE)
-_HEAD: Final = struct.Struct("<IQH")
+KINDS: Final = (TAKEN, GIVEN, OFFER, GIVE, NOTHING, STATE, GO_ON, PAGE, CANCEL, LATE, DONE)
 _GIVE_SECONDS: Final = 2.0
 """Time that another host has to close its connection."""
 _OPENING_SECONDS_MAX: Final = 30.0
@@ -114,9 +111,15 @@ class Owning:
         self._proven_at = self._now()
         """When this host surely was a member."""
         self._retry_at = 0.0
+        self._messages = ClientMessages(context, others)
+        self._tell = self._messages.tell
         self._moves = SessionMoves(
             context, sessions, state_records, endings, capacity, closing, subscribing, others, self._tell,
             self._resolve,
+        )  # fmt: skip
+        self.draining = Draining(
+            context, sessions, closing, lambda host, epoch, client_id: self._tell(host, OFFER, epoch, client_id),
+            self._moves.is_leaving, self._moves.left_behind,
         )  # fmt: skip
         self.host_away = self._moves.host_away
         sessions.when_removed, sessions.when_begun = self._removed, self._begun
@@ -129,6 +132,9 @@ class Owning:
     def open(self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]) -> None:
         """Implements `ConnectionOpener`: opens the connection once this host owns its client id."""
         client_id = attempt.client_id
+        if self.draining.is_on:
+            self.draining.refuse(attempt.conn, client_id)
+            return
         if self._moves.is_leaving(client_id):
             self._closing.unavailable(attempt.conn, "its session moves to another host", client=client_id)
             return
@@ -165,7 +171,6 @@ class Owning:
         """Let a newer connection wait in place of an older one of the same client."""
         older, wait.attempt = wait.attempt, attempt
         wait.username, wait.authentication = username, authentication
-        self._moves.go_on_for(wait.client_id, attempt.conn)
         if older is not None and older.conn.fd >= 0 and older.conn.state < _CLOSING:
             self._closing.give_up(older.conn, "a newer connection of this client id was faster")
 
@@ -174,27 +179,19 @@ class Owning:
         most = self._context.settings.cluster.unproven_seconds_max
         if not most or self._now() - self._proven_at <= most:
             return False
-        packet = attempt.packet
-        if packet.version == 5:
-            return not packet.clean_start or packet.properties.get("session_expiry_interval", 0) > 0
-        return not packet.clean_start
+        lasts: int = attempt.packet.properties.get("session_expiry_interval", 0)
+        return not attempt.packet.clean_start or lasts > 0
 
     def _decided(self, wait: OwnerWait, epoch: int | None) -> None:
         attempt = wait.attempt
-        assert attempt is not None
-        conn = attempt.conn
         if self._opening.get(wait.client_id) is wait:
             del self._opening[wait.client_id]
-        session = self._sessions.get(wait.client_id)
         if epoch:
-            self._spare.keep(wait.client_id, epoch)
-            if session is not None:
-                session.details.epoch, session.details.left_behind = epoch, False
+            self._settled(wait.client_id, epoch)
         self._ask_again(wait.client_id)
-        if conn.fd < 0 or conn.state >= _CLOSING:
-            return
-        self._context.guard(conn, self._open, attempt, wait.username, wait.authentication, epoch)
-        self._context.dispatch.resume(conn)
+        if attempt is not None and attempt.conn.fd >= 0 and attempt.conn.state < _CLOSING:
+            self._context.guard(attempt.conn, self._open, attempt, wait.username, wait.authentication, epoch)
+            self._context.dispatch.resume(attempt.conn)
 
     def _open(
         self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any], epoch: int | None
@@ -238,7 +235,7 @@ class Owning:
                 wait.fate = Fate.STAYS
             wait.tries += 1
             wait.former, wait.epoch = answer.node, answer.epoch
-            if wait.attempt is None or wait.tries > _TRIES_MAX:
+            if wait.attempt is None or wait.tries > _TRIES_MAX:  # without a client there is no need
                 wait.then(None)
             else:
                 self._take(wait)
@@ -255,23 +252,22 @@ class Owning:
     def _take(self, wait: OwnerWait) -> None:
         """Take a client id from another host, after its session has come."""
         wait.kind, attempt = RequestKind.TAKE, wait.attempt
-        assert attempt is not None
-        conn = attempt.conn
-        if conn.fd < 0 or conn.state >= _CLOSING:
+        if attempt is not None and (attempt.conn.fd < 0 or attempt.conn.state >= _CLOSING):
             wait.then(None)
             return
-        if not self._connecting.may_take_over(attempt, wait.former):
+        if attempt is not None and not self._connecting.may_take_over(attempt, wait.former):
             if self._opening.get(wait.client_id) is wait:
                 del self._opening[wait.client_id]
             self._ask_again(wait.client_id)
             return
+        unreachable = partial(wait.then, None) if attempt is None else partial(self._questions.ask, wait)
         host = self._others.number_of(wait.former)
         if host is None or wait.fate is Fate.CLEAN_START:
             self._questions.ask(wait)
             return
 
         def came(fetched: Fetched) -> None:
-            if fetched is Fetched.FAILED:
+            if fetched is Fetched.FAILED or (fetched is Fetched.NOTHING and wait.attempt is None):
                 wait.then(None)
                 return
             wait.fate = Fate.MOVED if fetched is Fetched.SESSION else Fate.NOTHING
@@ -283,8 +279,7 @@ class Owning:
             elif outcome is not LateOutcome.DONE:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
-                newest = wait.attempt.conn if wait.attempt is not None else conn
-                self._moves.fetch(wait.client_id, host, wait.epoch, newest, came, partial(self._questions.ask, wait))
+                self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable)
 
         if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
@@ -318,6 +313,7 @@ class Owning:
         self._lost.tick(now)
         self._moves.tick(now)
         self._spare.tick()
+        self.draining.tick(now)
         if self._unproven and not self._proving and (self._is_reachable or now >= self._retry_at):
             self._retry_at = now + _RETRY_SECONDS
             self._prove()
@@ -431,30 +427,34 @@ class Owning:
         wait.due = self._now() + _GIVE_SECONDS
         self._giving[wait.client_id, epoch] = wait
 
-    def _tell(
-        self, host: int, kind: bytes, number: int, client_id: str, rest: bytes = b"", keeps: bool = False
-    ) -> bool:
-        name = client_id.encode()
-        payload = _HEAD.pack(self._others.number, number, len(name)) + name + rest
-        return self._others.tell_host(host, kind, payload, keeps=keeps)
-
     def heard(self, kind: bytes, payload: bytes) -> None:
         """Take a message of another host, which may be for a sibling. Raises ValueError, struct.error."""
-        host, number, length = _HEAD.unpack_from(payload)
-        at = _HEAD.size + length
-        client_id = payload[_HEAD.size : at].decode()
-        worker = home(client_id, self._context.workers)
-        if worker != self._context.index:
-            self._router.peers.tell(sibling(worker), kind, payload)
-        elif kind == TAKEN:
-            self._give(client_id, host, number, Fate(payload[at]))
+        message = self._messages.take(kind, payload)
+        if message is None:
+            return
+        host, number, client_id, rest = message
+        if kind == TAKEN:
+            self._give(client_id, host, number, Fate(rest[0]))
             self._tell(host, GIVEN, number, client_id)
         elif kind == GIVEN:
             wait = self._giving.pop((client_id, number), None)
             if wait is not None:
                 self._context.guard_client(client_id, self._owned, wait, number)
+        elif kind == OFFER:
+            self._offered(client_id, host, number)
         else:
-            self._moves.heard(kind, host, number, client_id, payload[at:])
+            self._moves.heard(kind, host, number, client_id, rest)
+
+    def _offered(self, client_id: str, host: int, epoch: int) -> None:
+        """Take a session that another host offers, unless its client comes by itself or this host has one."""
+        session, node = self._sessions.get(client_id), self._others.node_of(host)
+        is_known = client_id in self._opening or (session is not None and session.details.epoch)
+        if is_known or not node or self.draining.is_on or self._moves.is_leaving(client_id):
+            return
+        wait = self._opening[client_id] = OwnerWait(client_id, nothing_decided)
+        wait.since, wait.former, wait.epoch = self._now(), node, epoch
+        wait.then = partial(self._decided, wait)
+        self._take(wait)
 
     def _give(self, client_id: str, host: int, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""

@@ -64,8 +64,10 @@ _PART: Final = struct.Struct("<IBqQ?QQ")
 _TIME_MAX: Final = 1 << 50
 """ms: further away than any clock is."""
 _FORMAT: Final = 1
-_TERMS: Final = struct.Struct("<BBIQBI")
-"""Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, bytes of the user name + 1."""
+_TERMS: Final = struct.Struct("<BBIQBQI")
+"""Format, MQTT version, Session Expiry Interval, beginning, whether that was clean, ms since its client has gone, bytes
+of the user name + 1.
+"""
 _SUBSCRIPTION: Final = struct.Struct("<HBI")
 """Bytes of the filter as the client named it, options, Subscription Identifier."""
 _IDENTIFIER_MAX: Final = 268_435_455
@@ -104,34 +106,36 @@ class PartHead(NamedTuple):
 
 class SessionTerms(NamedTuple):
     """version: of MQTT. expiry: Session Expiry Interval. began: Unix time in ms of its first CONNECT. began_clean: that
-    had Clean Start.
+    had Clean Start. gone_ms: time since its client was connected.
     """
 
     version: int
     expiry: int
     began: int
     began_clean: bool
+    gone_ms: int
     username: str | None
 
     def encode(self) -> bytes:
         """Return the terms as bytes."""
         name = (self.username or "").encode()
         length = 0 if self.username is None else len(name) + 1
-        return _TERMS.pack(_FORMAT, self.version, self.expiry, self.began, self.began_clean, length) + name
+        numbers = self.version, self.expiry, self.began, self.began_clean, self.gone_ms
+        return _TERMS.pack(_FORMAT, *numbers, length) + name
 
     @classmethod
     def decode(cls, part: bytes) -> tuple[SessionTerms, bytes]:
         """Return the terms with which a part begins, and the rest. Raises ValueError, struct.error."""
-        form, version, expiry, began, clean, length = _TERMS.unpack_from(part)
+        form, version, expiry, began, clean, gone, length = _TERMS.unpack_from(part)
         if form != _FORMAT:
             raise ValueError(f"the state of a session has format {form}, this release reads {_FORMAT}")
-        if version not in (3, 4, 5) or began > _TIME_MAX:
+        if version not in (3, 4, 5) or began > _TIME_MAX or gone > _TIME_MAX:
             raise ValueError("the terms of a session are damaged")
         at = _TERMS.size + max(0, length - 1)
         if at > len(part):
             raise ValueError("the state of a session is cut off")
         username = part[_TERMS.size : at].decode() if length else None
-        return cls(version, expiry, began, bool(clean), username), part[at:]
+        return cls(version, expiry, began, bool(clean), gone, username), part[at:]
 
 
 def split_named(named: bytes) -> tuple[bytes | None, bytes]:

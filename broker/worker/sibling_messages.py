@@ -8,6 +8,7 @@ b"r" b"R" b"b" b"s" b"c" pages of archives               broker.replay.replaying
 b"o" b"O"                where replays may begin         broker.replay.sources, broker.replay.opening
 b"T" b"g" b"G" b"N" b"S" owners of client ids, and their sessions: broker.worker.owning, passed on from
 b"C" b"P" b"X" b"L" b"D" other hosts
+b"A"
 b"F" b"f"                what other hosts have sent       broker.worker.flushing
 """
 

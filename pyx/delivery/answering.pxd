@@ -21,9 +21,12 @@ cdef class Answering:
 
     cdef Pointers waiting               # connections with pending acks
     cdef object after_acks              # deque of (connection, callback after the acks of this round are in outboxes)
+    cdef list unknown                   # (number of interest, callback when all live peers know it)
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1
     cdef int release_acks(self) except -1
     cdef int release_packet(self, Connection conn, list waits) except -1
+    cdef uint64_t known_interest(self) except? 0xFFFFFFFFFFFFFFFF
+    cdef int tell_known(self) except -1
     cdef int owe_less(self, Connection conn) except -1
     cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF

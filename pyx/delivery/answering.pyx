@@ -37,6 +37,7 @@ cdef class Answering:
         self.journal = journal
         self.peers = peers
         self.after_acks = deque()
+        self.unknown = []
 
     def __dealloc__(self):
         free_pointers(&self.waiting)
@@ -47,6 +48,7 @@ cdef class Answering:
         for i in range(self.waiting.count):
             (<Connection>self.waiting.items[i]).drop_acks()
         free_pointers(&self.waiting)
+        self.unknown.clear()
 
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1:
@@ -105,26 +107,56 @@ cdef class Answering:
             conn.waiting = True
             pointers_push(&self.waiting, conn)
 
+    def when_known(self, uint64_t interest, then not None):
+        """Call `then()`, which raises nothing, when every live peer has processed our interest up to number `interest`:
+        now, or at the end of a tick."""
+        if interest <= self.known_interest():
+            then()
+        else:
+            self.unknown.append((interest, then))
+            self.state.acks_due = True
+
+    cdef uint64_t known_interest(self) except? 0xFFFFFFFFFFFFFFFF:
+        cdef int p
+        cdef Peer peer
+        cdef uint64_t interest = <uint64_t>-1
+        for p in range(<int>len(self.peers.peers)):
+            if self.peers.live_for_interest >> p & 1 and self.peers.peers[p] is not None:
+                peer = <Peer>self.peers.peers[p]
+                if peer.interest < interest:
+                    interest = peer.interest
+        return interest
+
+    cdef int tell_known(self) except -1:
+        cdef uint64_t known = self.known_interest()
+        cdef list waits = self.unknown
+        work(<uint64_t>len(waits) * OBJECT)
+        self.unknown = [each for each in waits if each[0] > known]
+        for interest, then in waits:
+            if interest <= known:
+                work(PYTHON)
+                then()
+        return 0
+
     cdef int release_acks(self) except -1:
         cdef uint32_t i, kept = 0
         cdef Connection conn
         cdef PendingAck* a
         cdef uint64_t[64] acknowledged
         cdef Peer peer
-        cdef uint64_t mask, live = self.peers.live_peers, interest = <uint64_t>-1
+        cdef uint64_t mask, live = self.peers.live_peers, interest
         cdef int p
         cdef uint8_t* at
-        if self.waiting.count == 0 or not self.state.acks_due:
-            return 0
         self.state.acks_due = False
+        if self.unknown:
+            self.tell_known()
+        interest = self.known_interest()
         memset(acknowledged, 0xFF, sizeof(acknowledged))    # they have everything
         for p in range(<int>len(self.peers.peers)):
             peer = <Peer>self.peers.peers[p] if self.peers.peers[p] is not None else None
             # (with a store on disk, entries for a gone peer go to its hand-off log: the link reports that)
             if peer is not None and (live >> p & 1 or self.state.keeps) and peer.acknowledged < peer.sent:
                 acknowledged[p] = peer.acknowledged
-            if peer is not None and self.peers.live_for_interest >> p & 1 and peer.interest < interest:
-                interest = peer.interest
         work(self.waiting.count * VISIT)
         for i in range(self.waiting.count):
             conn = <Connection>self.waiting.items[i]

@@ -321,7 +321,7 @@ cdef class Router:
             self.state.round_until = self.state.effort() + ROUND
         else:
             self.state.round_until = 0 if self.state.takes_none else self.state.effort() + SLICE
-        if self.state.acks_due and self.answering.waiting.count:
+        if self.state.acks_due and (self.answering.waiting.count or self.answering.unknown):
             callback_begins(&part)
             self.answering.release_acks()
             callback_ends(&part, ACKS)

@@ -227,7 +227,8 @@ def test_every_host_says_who_owns_a_client(hosts: Hosts) -> None:
     for host in hosts:
         status, answer = ask(host, f"/api/v1/owner?{urlencode(found)}")
         assert status == 200
-        assert answer == {**found, "node": node, "epoch": epoch, "address": hosts[1].mesh_address}
+        addresses = {"address": hosts[1].mesh_address, "client_address": None}
+        assert answer == {**found, "node": node, "epoch": epoch, **addresses}
         assert ask(host, "/api/v1/owner?client_id=nobody")[0] == 404
         for wrong in ("", "?client_id=", "?client=a"):
             assert ask(host, f"/api/v1/owner{wrong}")[0] == 400

@@ -47,6 +47,10 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     "check-config": ("main", {0: "no errors", 2: "the file has errors: a line for each"}),
     "status": ("status", {0: "ready", 1: "not ready, or no answer", 2: _USAGE}),
     "sessions": ("sessions_command", {0: "done", 1: "no such session, or no answering broker", 2: _USAGE}),
+    "drain": (
+        "drain_command",
+        {0: "drained, or ended", 1: "refused, not done in time, interrupted, or no answering broker", 2: _USAGE},
+    ),
     "events": (
         "events_command",
         {0: "done", 1: "no answer, or unreadable records", 2: _USAGE, 4: "the directory cannot be used"},
@@ -117,11 +121,11 @@ ERRORS: dict[str, tuple[str, str]] = {
     "broker.cli.snapshots._Refused": ("`snapshot`, `restore`, 2 or 4", "Use another directory, or free disk space."),
     "broker.cli.store_command.Unusable": ("`store`, `events`, 4", "Name the data directory, or a snapshot."),
     "broker.cli.console_client.NoBroker": (
-        "`sessions`, 1",
+        "`sessions`, `drain`, 1",
         "Start the broker, or name its `--data-dir` or `--runtime-dir`.",
     ),
     "broker.cli.console_client.NoAnswer": (
-        "`sessions`, `events`, `store`, 1",
+        "`sessions`, `drain`, `events`, `store`, 1",
         "Name the directory, or try again; look at the log of the broker.",
     ),
     "broker.admin.requests.NoAnswer": (
@@ -133,6 +137,12 @@ ERRORS: dict[str, tuple[str, str]] = {
         "Try again; look at the log of the broker.",
     ),
     "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` lists all sessions."),
+    "broker.cli.drain_command._NotDone": (
+        "`drain`, 1",
+        "Follow the message: look at the other hosts (`mqttd status`), or let the host go on.",
+    ),
+    "broker.cli.drain_command.NoAnswer": ("`drain`, 1", "Try again; look at the log of the broker."),
+    "broker.cli.drain_command.print": ("`drain`, 1, interrupted", "`mqttd drain --end` makes the host take clients."),
     "broker.cli.status.print": ("`status`, 1", "Start the broker, or name its `--admin`."),
     "broker.cli.events_command.print": ("`events`, 1", "`mqttd store verify` reports the damage."),
     "broker.cli.store_command.print": ("`store`, 1", "`mqttd store verify` reports the damage."),

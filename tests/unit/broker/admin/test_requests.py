@@ -16,6 +16,7 @@ from broker.admin import requests
 from broker.admin.requests import (
     UNKNOWN,
     DeleteSession,
+    Drain,
     ListEvents,
     ListSessions,
     NoAnswer,
@@ -35,6 +36,7 @@ _REQUESTS: st.SearchStrategy[Request] = st.one_of(
     st.builds(DeleteSession, st.text()),
     st.builds(ListEvents, _NUMBERS),
     st.just(StoreStats()),
+    st.builds(Drain, st.sampled_from(["begin", "end", None])),
     st.just(WorkDone()),
 )
 
@@ -58,7 +60,8 @@ def test_their_form_is_what_other_releases_know() -> None:
 @pytest.mark.parametrize(
     "said",
     [None, 0, "store", [], {}, {"sessions": "list"}, {"sessions": "list", "from": "0"}, {"store": "verify"},
-     {"sessions": "show", "client": 1, "from": 0}, {"sessions": "drop", "client": "c"}, {"work": 1}],
+     {"sessions": "show", "client": 1, "from": 0}, {"sessions": "drop", "client": "c"}, {"work": 1},
+     {"drain": "now"}, {"drain": 1}, {"drain": True}],
 )  # fmt: skip
 def test_what_is_no_request_is_none(said: object) -> None:
     """A request may come from another release."""
@@ -180,4 +183,4 @@ def test_whoever_does_not_wait_any_more_is_forgotten() -> None:
 
 def test_every_request_is_tried_here() -> None:
     named = {name for name in requests.__all__ if is_dataclass(getattr(requests, name))}
-    assert named == {"DeleteSession", "ListEvents", "ListSessions", "ShowSession", "StoreStats", "WorkDone"}
+    assert named == {"DeleteSession", "Drain", "ListEvents", "ListSessions", "ShowSession", "StoreStats", "WorkDone"}

@@ -70,6 +70,29 @@ def test_the_last_port() -> None:
     assert loaded(mesh_listen="tcp://a:65534").cluster.listen == "tcp://a:65534"
 
 
+@pytest.mark.parametrize("address", ["", "a", "[::1]:1883", "a" * 255])
+def test_addresses_for_clients(address: str) -> None:
+    environment = {"MQTTD_CLUSTER__CLIENT_ADDRESS": address}
+    assert load(None, environment, RIGHT).cluster.client_address == address
+
+
+@pytest.mark.parametrize("address", ["a b", "a\n", "\0", "é", "a" * 256])
+def test_no_addresses_for_clients(address: str) -> None:
+    """It is told as one of several, with a space between them."""
+    with pytest.raises(ConfigError, match=r"cluster\.client_address"):
+        load(None, {"MQTTD_CLUSTER__CLIENT_ADDRESS": address}, RIGHT)
+
+
+@pytest.mark.parametrize(("per_second", "is_right"), [(0, False), (1, True), (1_000_000, True), (1_000_001, False)])
+def test_the_pace_of_draining(per_second: int, is_right: bool) -> None:
+    environment = {"MQTTD_CLUSTER__DRAIN_PER_SECOND": str(per_second)}
+    if is_right:
+        assert load(None, environment, RIGHT).cluster.drain_per_second == per_second
+    else:
+        with pytest.raises(ConfigError, match=r"cluster\.drain_per_second"):
+            load(None, environment, RIGHT)
+
+
 def test_nothing_of_it_without_etcd() -> None:
     found = errors(cluster=[])
     assert found == [

@@ -205,16 +205,43 @@ def test_a_question_that_is_old(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", [GIVE, STATE, GO_ON, PAGE])
-def test_a_newer_connection_waits_for_the_same_move(pair: Pair, kind: bytes) -> None:
-    """The earlier one has gone."""
+def test_a_session_comes_although_its_client_has_gone(pair: Pair, kind: bytes) -> None:
+    """A newer connection may wait for it, or nobody."""
     pair.old.host.lose(subscribed(pair.old.host))
     publish_some(pair.old.host, TOPICS, 2)
     earlier = pair.fetch("c")
     pair.settle(lambda: pair.sent[0][1] == kind)
     pair.new.host.lose(earlier)
-    pair.new.moves.go_on_for("c", pair.new.host.open(5).conn)
     pair.settle()
     assert pair.answers == [True]
+    pair.old.moves.keep("c")
+
+
+def seconds_left(side: Side) -> float:
+    """Return the time until the session expires."""
+    deadline: int = session(side.host, "c").details.expiry_handle.deadline
+    return (deadline - side.host.node.router.state.now_ms) / 1000
+
+
+@pytest.mark.parametrize("ending", ["comes", "restarts", "is cancelled"])
+def test_a_session_does_not_last_longer_because_it_moves(pair: Pair, ending: str) -> None:
+    """[MQTT-3.1.2-23] Its Session Expiry Interval has begun when its client went, wherever it is."""
+    pair.old.host.lose(pair.old.host.connect("c", 5, clean=False, expiry=600))
+    for side in (pair.old, pair.new):
+        side.host.pass_time(400)
+    pair.fetch("c")
+    if ending == "is cancelled":
+        pair.settle(lambda: pair.sent[0][1] == STATE)
+        pair.old.host.pass_time(5)
+        pair.old.moves.keep("c")
+        assert seconds_left(pair.old) == pytest.approx(195, abs=2)
+        return
+    pair.settle()
+    assert pair.answers == [True]
+    assert seconds_left(pair.new) == pytest.approx(200, abs=2)
+    if ending == "restarts" and isinstance(pair.new.host.stores[0], KeptStore):
+        pair.new.take(pair.new.host.crash(100))
+        assert seconds_left(pair.new) == pytest.approx(100, abs=2)
     pair.old.moves.keep("c")
 
 

@@ -2,119 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
-from broker.cluster.owner_messages import (
-    PACKET_BYTES_MAX,
-    OwnerAnswer,
-    OwnerRequest,
-    RequestKind,
-    Standing,
-    decode_requests,
-    encode_answers,
-)
+from broker.cluster.owner_messages import RequestKind
 from broker.worker.owner_wait import Fate
-from broker.worker.owning import GIVEN, TAKEN, Owning
-from broker.worker.session_parts import GIVE, GO_ON, LAST, LATE, NOTHING, PAGE, STATE, PartHead, SessionTerms
-from tests.moving_pair import Line
-from tests.sansio import Host, Peer
+from broker.worker.owning import GIVEN, TAKEN
+from broker.worker.session_parts import GIVE, GO_ON, LATE, NOTHING
+from tests.owning_host import HERE, THERE, OwningHost, owning
 from tests.wire import connect, subscribe
 
-HERE, THERE = "here", "there"
-OTHER = 2
-_HEAD = struct.Struct("<IQH")
-
-
-class OwningHost:
-    """A worker of the host HERE, its control process, and the host THERE."""
-
-    number = 1
-
-    def __init__(self, ends: contextlib.ExitStack) -> None:
-        worker_end, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ends.callback(worker_end.close)
-        ends.callback(self._control.close)
-        worker_end.setblocking(False)
-        self._control.setblocking(False)
-        self.host = Host(cluster={"etcd": ["http://127.0.0.1:1"], "node_id": HERE, "listen": "tcp://127.0.0.1:1"})
-        node = self.host.node
-        self.told: list[tuple[bytes, int]] = []
-        others: Any = self
-        self.owning = Owning(
-            node.context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
-            node.state_records, node.recording, worker_end, others,
-        )  # fmt: skip
-        node.open_through(self.owning)
-        self.asked: list[OwnerRequest] = []
-
-    def number_of(self, node: str) -> int | None:
-        return {HERE: 1, THERE: OTHER}.get(node)
-
-    def flush(self, then: Callable[[bool], None]) -> None:
-        then(True)
-
-    def has_away(self) -> bool:
-        return False
-
-    def link_of(self, _number: int) -> Any:
-        return Line()
-
-    def tell_host(self, _number: int, kind: bytes, payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
-        self.told.append((kind, _HEAD.unpack_from(payload)[1]))
-        return True
-
-    def connects(self, client_id: str, clean: bool = True, expiry: int = 0) -> Peer:
-        """Return a client that has sent CONNECT."""
-        peer = self.host.open(5)
-        peer.client_id = client_id
-        peer.conn.fd = self._control.fileno()  # it is open; what it is sent is taken from its outbox
-        peer.send(connect(5, client_id, clean=clean, properties={"session_expiry_interval": expiry}))
-        self.host.settle()
-        return peer
-
-    def question(self) -> OwnerRequest:
-        """Return the next question to the control process."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self.asked += decode_requests(self._control.recv(PACKET_BYTES_MAX))
-        return self.asked.pop(0)
-
-    def answer(self, question: OwnerRequest, node: str, epoch: int) -> None:
-        for packet in encode_answers(Standing(1, True), [OwnerAnswer(question.number, True, epoch, node)]):
-            self._control.send(packet)
-        self.owning.receive()
-        self.host.settle()
-
-    def hears(self, kind: bytes, number: int, client_id: str, rest: bytes = b"") -> None:
-        """Hear something of the other host."""
-        name = client_id.encode()
-        self.owning.heard(kind, _HEAD.pack(OTHER, number, len(name)) + name + rest)
-        self.host.settle()
-
-    def pass_time(self, seconds: int) -> None:
-        """Let so many seconds pass, with ticks."""
-        for _ in range(seconds):
-            self.host.pass_time(1)
-            self.owning.tick(self.host.now)
-            self.host.settle()
-
-    def taken(self, client_id: str, epoch: int, fate: Fate) -> None:
-        """Hear that the other host has taken a client id."""
-        self.hears(TAKEN, epoch, client_id, bytes([fate]))
-
-
-@pytest.fixture
-def owning() -> Iterator[OwningHost]:
-    with contextlib.ExitStack() as ends:
-        made = OwningHost(ends)
-        yield made
-        assert not [each for each in made.host.logs[0].events if each[1] == "internal_error"]
+__all__ = ["owning"]
 
 
 def test_a_client_is_served_when_its_id_is_owned(owning: OwningHost) -> None:
@@ -242,11 +139,8 @@ def test_a_session_that_has_come_and_is_taken_again_before_it_is_served(owning: 
     owning.answer(owning.question(), THERE, 8)
     kind, number = owning.told[-1]
     assert kind == GIVE
-    state = owning.host.node.router.state
-    head = PartHead(0, LAST, state.wall_ms, state.wall_ms - 1000, False, 0, 0).encode()
-    owning.hears(STATE, number, "c", head + SessionTerms(5, 600, state.wall_ms - 1000, False, None).encode())
-    assert owning.told[-1] == (GO_ON, number)
-    owning.hears(PAGE, number, "c", head)
+    owning.comes("c", number)
+    assert (GO_ON, number) in owning.told
     take = owning.question()
     assert (take.kind, take.epoch) == (RequestKind.TAKE, 8)
     session = owning.host.node.sessions.get("c")

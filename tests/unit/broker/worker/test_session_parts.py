@@ -12,9 +12,9 @@ U32_MAX = 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("username", [None, "", "u", "u" * 65_534, "u" * 65_535, "é" * 32_767])
-@pytest.mark.parametrize("expiry", [1, U32_MAX])
-def test_terms(username: str | None, expiry: int) -> None:
-    terms = SessionTerms(5, expiry, (1 << 50) - 1, True, username)
+@pytest.mark.parametrize(("expiry", "gone_ms"), [(1, 0), (1, 1), (U32_MAX, 1 << 50)])
+def test_terms(username: str | None, expiry: int, gone_ms: int) -> None:
+    terms = SessionTerms(5, expiry, (1 << 50) - 1, True, gone_ms, username)
     encoded = terms.encode()
     assert SessionTerms.decode(encoded + b"rest") == (terms, b"rest")
     for end in {0, 1, len(encoded) // 2, len(encoded) - 1}:
@@ -22,6 +22,8 @@ def test_terms(username: str | None, expiry: int) -> None:
             SessionTerms.decode(encoded[:end])
     with pytest.raises(ValueError, match="format 2"):
         SessionTerms.decode(b"\2" + encoded[1:])
+    with pytest.raises(ValueError, match="damaged"):
+        SessionTerms.decode(SessionTerms(5, expiry, 1, True, (1 << 50) + 1, username).encode())
 
 
 @pytest.mark.parametrize("size", [1, 2, 65_534, 65_535])

@@ -1,4 +1,4 @@
-"""What a host wants of other hosts: everything that a session on any of its workers wants, as each of its workers says."""
+"""What a host wants of other hosts: what a session on any of its workers wants, as each of its workers says."""
 
 from __future__ import annotations
 
