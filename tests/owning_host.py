@@ -46,6 +46,8 @@ class OwningHost:
         etcd = {"etcd": ["http://127.0.0.1:1"], "node_id": HERE, "listen": "tcp://127.0.0.1:1"}
         self.host = Host(cluster={**etcd, **cluster})
         node = self.host.node
+        self.is_whole = True
+        """Whether no third host is away."""
         self.told: list[tuple[bytes, int]] = []
         """Kind and number of each message to another host."""
         self.told_hosts: list[tuple[int, bytes]] = []
@@ -65,10 +67,10 @@ class OwningHost:
         return {1: HERE, OTHER: THERE}.get(number, "")
 
     def flush(self, then: Callable[[bool], None]) -> None:
-        then(True)
+        then(self.is_whole)
 
     def has_away(self) -> bool:
-        return False
+        return not self.is_whole
 
     def link_of(self, _number: int) -> Any:
         return Line()

@@ -9,7 +9,7 @@
     Drain           {"drain": "begin", "end" or null}            {"drain": {"state": S}}, or {"refused": why}, of the
                                                                  control process (the number after the last worker's)
                     {"drain": null}                              {"drain": {"on": ..., "connected": N, "sessions": N,
-                                                                 "left_behind": N}}, of a worker
+                                                                 "left_behind": N, "coming": N}}, of a worker
     WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
                                                                  (pyx/core/work.pxd)
 

@@ -29,16 +29,19 @@ class _Left(NamedTuple):
     connected: int
     sessions: int
     left_behind: int
+    coming: int
 
     @property
     def is_all(self) -> bool:
         """Whether everything has gone that can go now."""
-        return self.connected == 0 and self.sessions <= self.left_behind
+        return self.connected == self.coming == 0 and self.sessions <= self.left_behind
 
     def __str__(self) -> str:
         text = f"{self.connected} clients are connected, {self.sessions} sessions are here"
         if self.left_behind:
             text += f", {self.left_behind} of them only for messages of hosts that are away"
+        if self.coming:
+            text += f", {self.coming} have begun to come before"
         return text
 
 
@@ -107,7 +110,7 @@ def _wait(broker: ConsoleClient, seconds: float | None) -> None:
     while True:
         try:
             if _change(broker, None) != "draining":
-                raise _NotDone("somebody has ended it: this host takes clients")
+                raise _NotDone("it has ended, and this host takes clients: no other one does, or somebody ended it")
             left = _left(broker)
             heard_at = time.monotonic()
         except NoBroker:
@@ -122,7 +125,7 @@ def _wait(broker: ConsoleClient, seconds: float | None) -> None:
             if left.is_all:
                 return
         if until is not None and time.monotonic() >= until:
-            raise _NotDone(f"not done in {seconds:g} s, the host goes on: {said}")
+            raise _NotDone(f"not done in {seconds:g} s, the host goes on: {said or 'not all workers have answered'}")
         time.sleep(_LOOK_SECONDS)
 
 

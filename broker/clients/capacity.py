@@ -80,12 +80,14 @@ class Capacity:
         spend(len(self.waiting) * STEP)
         return [conn for conn, (other, _) in self.waiting.items() if other == client_id]
 
-    def for_session(self) -> bool:
-        """Claim room for a new session, ending an offline one of this worker if needed; return whether there is."""
+    def for_session(self, makes_room: bool = True) -> bool:
+        """Claim room for a new session, ending an offline one of this worker if needed and wished; return whether there
+        is.
+        """
         most = self._context.limits.sessions_max
         if self._sessions.reserve(most):
             return True
-        ends_oldest = self._context.settings.sessions_full == "end_oldest"
+        ends_oldest = makes_room and self._context.settings.sessions_full == "end_oldest"
         return ends_oldest and self._end_oldest() and self._sessions.reserve(most)
 
     def wait(self, conn: Connection, client_id: str, tries: int, again: Callable[[], None]) -> bool:

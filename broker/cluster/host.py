@@ -157,21 +157,28 @@ class ClusterHost:
 
     def drain(self, begins: bool) -> str | None:
         """Send the clients and sessions of this host to the others, or no longer. Return why not."""
-        if self.state is HostState.JOINING:
+        if self.state is HostState.JOINING or not self._knows_hosts:
             return "this host has not joined its cluster yet"
         if begins and not self._takers():
             return "no other host takes clients"
-        state = HostState.DRAINING if begins else HostState.READY
-        if state is not self.state:
-            self.state = state
-            if begins:
-                self._log.info("drain_begun", node=self._settings.node_id)
-            else:
-                self._log.info("drain_ended", node=self._settings.node_id)
-            if self._membership is not None:
-                self._membership.set_state(state)
-            self._tell_hosts(self.hosts)
+        if begins and self.state is not HostState.DRAINING:
+            self._log.info("drain_begun", node=self._settings.node_id)
+            self._set_state(HostState.DRAINING)
+        elif not begins and self.state is HostState.DRAINING:
+            self._log.info("drain_ended", node=self._settings.node_id)
+            self._set_state(HostState.READY)
         return None
+
+    def _set_state(self, state: HostState) -> None:
+        self.state = state
+        if self._membership is not None:
+            self._membership.set_state(state)
+        self._tell_hosts(self.hosts)
+
+    @property
+    def _knows_hosts(self) -> bool:
+        """Whether the workers may be told of the hosts: without others they would be ready at once."""
+        return self._has_seen_hosts and self._incarnation > 0
 
     def _takers(self) -> list[tuple[int, str]]:
         """Return the hosts that take clients, each with the address where, as clients are told."""
@@ -274,7 +281,10 @@ class ClusterHost:
             self._log.warning("host_left", host=node)
         self._others = others
         self._ownership.hosts = max(1, len(hosts))
-        self._tell_hosts(hosts)
+        if self.state is HostState.DRAINING and self._knows_hosts and not self._takers():
+            self.drain(begins=False)  # two that drain at the same time would both keep clients out
+        else:
+            self._tell_hosts(hosts)
 
     def joined(self, incarnation: int, lease: int, kept_lease: bool) -> None:
         """Implements MembershipEvents."""
@@ -299,7 +309,7 @@ class ClusterHost:
             return
 
     def _tell_hosts(self, hosts: Mapping[str, HostRecord]) -> None:
-        if not self._has_seen_hosts or not self._incarnation:  # workers without others would be ready at once
+        if not self._knows_hosts:
             return
         others: list[dict[str, Any]] = [
             {

@@ -53,7 +53,7 @@ class Taker(NamedTuple):
 class Draining:
     """One worker of a host that may drain. offer(host, epoch, client id): sends an OFFER, and returns whether that
     host is linked. is_leaving: whether a session is on its way already. left_behind: how many sessions only wait for
-    hosts that are away (`broker.worker.giving`).
+    hosts that are away (`broker.worker.giving`). coming: how many clients and sessions are on their way to this worker.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Draining:
         offer: Callable[[int, int, str], bool],
         is_leaving: Callable[[str], bool],
         left_behind: Callable[[], int],
+        coming: Callable[[], int],
     ) -> None:
         self._context = context
         self._sessions = sessions
@@ -71,6 +72,7 @@ class Draining:
         self._offer = offer
         self._is_leaving = is_leaving
         self._left_behind = left_behind
+        self._coming = coming
         self.is_on = False
         """Whether clients and sessions are sent away."""
         self._takers: list[Taker] = []
@@ -101,7 +103,7 @@ class Draining:
 
     def refuse(self, conn: Connection, client_id: str) -> None:
         """Refuse a client that connects meanwhile."""
-        servers = self._closing.other_servers or None
+        servers = self._closing.other_servers or self._context.settings.protocol.redirect
         self._closing.refuse(conn, ReasonCode.USE_ANOTHER_SERVER, _WHY, servers, client=client_id)
 
     def report(self) -> dict[str, int | bool]:
@@ -112,6 +114,7 @@ class Draining:
             "connected": max(0, row.get(count.CONNECTIONS_OPENED) - row.get(count.CONNECTIONS_CLOSED)),
             "sessions": len(self._sessions),
             "left_behind": self._left_behind(),
+            "coming": self._coming(),
         }
 
     def tick(self, now: float) -> None:

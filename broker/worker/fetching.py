@@ -79,8 +79,8 @@ class _Arrival:
     """A session that comes here. then, unreachable: see `Fetching.fetch`."""
 
     __slots__ = (
-        "client_id", "due", "gone", "host", "is_known", "is_subscribed", "is_whole", "number", "parts", "session",
-        "subscriptions", "terms", "then", "unreachable",
+        "client_id", "due", "gone", "host", "is_known", "is_offered", "is_subscribed", "is_whole", "number", "parts",
+        "session", "subscriptions", "terms", "then", "unreachable",
     )  # fmt: skip
 
     def __init__(
@@ -90,12 +90,14 @@ class _Arrival:
         host: int,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
+        is_offered: bool,
     ) -> None:
         self.client_id = client_id
         self.number = number
         self.host = host
         self.then = then
         self.unreachable = unreachable
+        self.is_offered = is_offered
         self.due = 0.0
         self.parts = 0
         """Number of the next part."""
@@ -227,19 +229,21 @@ class Fetching:
         epoch: int,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
+        is_offered: bool = False,
     ) -> None:
         """Bring the session of a client from the host that owns it since this epoch. then: called with what has come.
-        unreachable: called instead if that host does not answer.
+        unreachable: called instead if that host does not answer. is_offered: that host gives it away, and no client
+        waits for it: no other session has to make room.
         """
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
             then(Fetched.FAILED)
             return
         number = next(self._numbers)
-        if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch)):
+        if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch, is_offered)):
             unreachable()
             return
-        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, then, unreachable)
+        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, then, unreachable, is_offered)
         self._renew(arrival)
 
     def _is_on_its_way(self, arrival: _Arrival) -> bool:
@@ -289,7 +293,7 @@ class Fetching:
 
     def _begin(self, arrival: _Arrival, terms: SessionTerms) -> bool:
         """Make the session, if there is room for it."""
-        if not self._capacity.for_session():
+        if not self._capacity.for_session(makes_room=not arrival.is_offered):
             self._context.counters.add(count.SESSIONS_OVER_MAX)
             return False
         session = arrival.session = self._sessions.new(arrival.client_id, terms.version)
@@ -362,9 +366,12 @@ class Fetching:
     def _is_here(self, arrival: _Arrival) -> None:
         if not self._is_on_its_way(arrival):
             return
-        del self._arriving[arrival.client_id]
         session = arrival.session
-        if session is not None and arrival.terms is not None:
+        if session is None or self._sessions.get(arrival.client_id) is not session:
+            self._fail(arrival)
+            return
+        del self._arriving[arrival.client_id]
+        if arrival.terms is not None:
             self._take_terms(session, arrival.terms)
             self._context.in_pieces(self._drop(session, arrival.gone))
         self._context.counters.add(count.SESSIONS_MOVED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from broker.context.piecework import AT_ONCE
@@ -47,6 +48,10 @@ _LOOKS_MAX: Final = 200
 """Sessions that are looked after at once."""
 _SILENCE_SECONDS: Final = 10.0
 """Time without a message after which the other host is not waited for: longer than that waits."""
+
+
+_COUNTED_MAX: Final = 1000
+"""Sessions that were left behind, and are looked at to count them."""
 
 
 class LateOutcome(Enum):
@@ -120,17 +125,42 @@ class Giving:
         return client_id in self._leaving or client_id in self._dropping
 
     def left_behind(self) -> int:
-        """Return how many sessions stay only for what hosts that are away may have for them."""
-        return len(self._left_behind)
+        """Return how many sessions have nothing, and stay only for what hosts that are away may have for them; of very
+        many some.
+        """
+        if not self._others.has_away():
+            return 0
+        found = 0
+        for client_id in islice(self._left_behind, _COUNTED_MAX):
+            session = self._sessions.get(client_id)
+            found += int(session is not None and session.details.left_behind and not self._has_messages(session))
+        spend(min(len(self._left_behind), _COUNTED_MAX) * STEP)
+        return found
+
+    def _has_messages(self, session: Session) -> bool:
+        return bool(session.queued or session.unacknowledged or self._router.bounding.backlog(session)[0])
+
+    def gone(self, session: Session) -> None:
+        """Forget a session that has ended: the host to which it was to go does not get it."""
+        client_id = session.client_id
+        self._left_behind.pop(client_id, None)
+        leaving = self._leaving.get(client_id)
+        if leaving is not None and leaving.session is session and leaving.then is None:
+            del self._leaving[client_id]
+            self._send(leaving.host, CANCEL, leaving.number, client_id, b"")
 
     def _until(self) -> float:
         return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
 
-    def give(self, client_id: str, number: int, host: int, epoch: int) -> None:
-        """Begin to give a session to a host that knows this one as its owner since that epoch."""
-        leaving = self._leaving.get(client_id)
+    def give(self, client_id: str, number: int, host: int, epoch: int, is_offered: bool = False) -> None:
+        """Begin to give a session to a host that knows this one as its owner since that epoch. is_offered: because it
+        was offered; its client may have come back since, and stays.
+        """
+        former = self._leaving.get(client_id)
         session = self._sessions.get(client_id)
-        is_busy = client_id in self._dropping or (leaving is not None and leaving.then is not None)
+        is_busy = client_id in self._dropping or (former is not None and former.then is not None)
+        if is_offered and session is not None:
+            is_busy |= session.connection is not None or session.details.awaiting is not None
         if session is not None and (session.details.epoch != epoch or is_busy):
             self._send(host, CANCEL, number, client_id, b"")
             return
@@ -141,6 +171,8 @@ class Giving:
             self._send(host, NOTHING, number, client_id, b"")
             return
         leaving = self._leaving[client_id] = _Leaving(session, host, number, self._until())
+        if former is not None and former.session is session and leaving.expires is None:
+            leaving.expires = former.expires
         self._endings.hold(session)
         self._context.in_pieces(self._send_state(leaving))
 

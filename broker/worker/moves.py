@@ -88,7 +88,7 @@ class SessionMoves:
         self.fetch = self._fetching.fetch
         self.hand_over = self._giving.hand_over
         self.stays_behind, self.keep = self._giving.stays_behind, self._giving.keep
-        self.has_sent = self._giving.has_sent
+        self.has_sent, self.gone = self._giving.has_sent, self._giving.gone
         self._fetching.stays_behind = self._giving.look_later
         self.begun, self.ended = self._fetching.begun, self._fetching.ended
         self.end_former = self._fetching.end_former

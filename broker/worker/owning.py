@@ -19,7 +19,6 @@ a while (`broker.worker.spare_owners`), so that a client that comes back at once
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +31,7 @@ from broker.worker.lost_owners import LostOwners
 from broker.worker.moves import SessionMoves
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
+from broker.worker.proving import Proving
 from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE
 from broker.worker.spare_owners import Release, SpareOwners
 from pyx.core import counters as count
@@ -59,10 +59,8 @@ _GIVE_SECONDS: Final = 2.0
 """Time that another host has to close its connection."""
 _OPENING_SECONDS_MAX: Final = 30.0
 """Time after which a CONNECT that waits is taken for lost by a defect: the next one of its client is decided anew."""
-_RETRY_SECONDS: Final = 5.0
 _TRIES_MAX: Final = 8
 """Times that an ownership is taken from another host that has taken it meanwhile, for one CONNECT."""
-_PAGE: Final = 200
 _DECIDING: Final = 1
 _CLOSING: Final = 3
 
@@ -104,22 +102,20 @@ class Owning:
         """By client id and epoch: taken, and the former owner has not answered yet."""
         self._lost = LostOwners()
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
-        self._unproven: dict[str, None] = {}
-        """Client ids of sessions whose owner is asked for, the earliest first."""
-        self._proving = 0
-        self._is_reachable = True
+        self._proving = Proving(
+            context, sessions, self._questions.ask, lambda name: name in self._opening, self._proven
+        )
+        self.claim_all = self._proving.add_all
         self._proven_at = self._now()
         """When this host surely was a member."""
-        self._retry_at = 0.0
         self._messages = ClientMessages(context, others)
-        self._tell = self._messages.tell
         self._moves = SessionMoves(
-            context, sessions, state_records, endings, capacity, closing, subscribing, others, self._tell,
+            context, sessions, state_records, endings, capacity, closing, subscribing, others, self._messages.tell,
             self._resolve,
         )  # fmt: skip
         self.draining = Draining(
-            context, sessions, closing, lambda host, epoch, client_id: self._tell(host, OFFER, epoch, client_id),
-            self._moves.is_leaving, self._moves.left_behind,
+            context, sessions, closing, lambda host, epoch, name: self._messages.tell(host, OFFER, epoch, name),
+            self._moves.is_leaving, self._moves.left_behind, lambda: len(self._opening),
         )  # fmt: skip
         self.host_away = self._moves.host_away
         sessions.when_removed, sessions.when_begun = self._removed, self._begun
@@ -152,7 +148,7 @@ class Owning:
         wait = self._opening.get(client_id)
         if wait is not None and self._now() - wait.since > _OPENING_SECONDS_MAX:
             wait = None
-        if wait is None and not self._is_reachable:
+        if wait is None and not self._proving.is_reachable:
             self._open(attempt, username, authentication, 0)
             return
         attempt.conn.state = _DECIDING
@@ -188,7 +184,7 @@ class Owning:
             del self._opening[wait.client_id]
         if epoch:
             self._settled(wait.client_id, epoch)
-        self._ask_again(wait.client_id)
+        self._proving.add_unknown(wait.client_id)
         if attempt is not None and attempt.conn.fd >= 0 and attempt.conn.state < _CLOSING:
             self._context.guard(attempt.conn, self._open, attempt, wait.username, wait.authentication, epoch)
             self._context.dispatch.resume(attempt.conn)
@@ -202,13 +198,13 @@ class Owning:
         attempt.epoch = epoch
         self._connecting.open(attempt, username, authentication)
         if not epoch:
-            self._unproven[attempt.client_id] = None
+            self._proving.add(attempt.client_id)
             self._context.counters.add(count.OWNERS_UNPROVEN)
 
     # ------------------------------------------------------------ answers of the control process
 
     def _answered(self, question: OwnerWait | Release, answer: OwnerAnswer) -> None:
-        self._is_reachable = answer.is_known
+        self._proving.is_reachable = answer.is_known
         if isinstance(question, Release):
             self._spare.answered(question, answer.is_known)
         else:
@@ -216,6 +212,8 @@ class Owning:
 
     def _owner_known(self, wait: OwnerWait, answer: OwnerAnswer) -> None:
         if not answer.is_known:
+            if wait.kind is RequestKind.TAKE:
+                self._proving.take_unheard(wait.client_id, wait.former)
             wait.then(0)
         elif answer.node == self._context.settings.cluster.node_id:
             if wait.former:
@@ -258,20 +256,33 @@ class Owning:
         if attempt is not None and not self._connecting.may_take_over(attempt, wait.former):
             if self._opening.get(wait.client_id) is wait:
                 del self._opening[wait.client_id]
-            self._ask_again(wait.client_id)
+            self._proving.add_unknown(wait.client_id)
             return
-        unreachable = partial(wait.then, None) if attempt is None else partial(self._questions.ask, wait)
         host = self._others.number_of(wait.former)
         if host is None or wait.fate is Fate.CLEAN_START:
             self._questions.ask(wait)
             return
 
         def came(fetched: Fetched) -> None:
-            if fetched is Fetched.FAILED or (fetched is Fetched.NOTHING and wait.attempt is None):
+            if fetched is Fetched.FAILED and attempt is None and wait.attempt is not None:  # its client came meanwhile
+                wait.fate = Fate.CLEAN_START if wait.attempt.packet.clean_start else Fate.STAYS
+                self._take(wait)
+                return
+            if fetched is Fetched.FAILED or (wait.attempt is None and fetched is Fetched.NOTHING):
+                wait.then(None)
+                return
+            if wait.attempt is None and self.draining.is_on:
+                self._moves.cancel(wait.client_id, host)
                 wait.then(None)
                 return
             wait.fate = Fate.MOVED if fetched is Fetched.SESSION else Fate.NOTHING
             self._questions.ask(wait)
+
+        def unreachable() -> None:
+            if wait.attempt is None:
+                wait.then(None)
+            else:
+                self._questions.ask(wait)
 
         def fetch(outcome: LateOutcome) -> None:
             if outcome is LateOutcome.NOT_NOW and self._others.link_of(host) is not None:
@@ -279,7 +290,7 @@ class Owning:
             elif outcome is not LateOutcome.DONE:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
-                self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable)
+                self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable, wait.attempt is None)
 
         if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
@@ -293,16 +304,7 @@ class Owning:
         former, self._lease = self._lease, standing.lease or self._lease
         if former and self._lease != former:
             self._spare.clear()
-            self._context.in_pieces(self._claim_anew())
-
-    def _claim_anew(self) -> Iterator[None]:
-        for at, client_id in enumerate(self._sessions.clients(), 1):
-            session = self._sessions.get(client_id)
-            if session is not None:
-                session.details.epoch = 0
-                self._unproven[client_id] = None
-            if at % _PAGE == 0:
-                yield
+            self.claim_all()
 
     def tick(self, now: float) -> None:
         """Give up what is due, release what nobody needs, and ask again for what is unproven."""
@@ -314,42 +316,28 @@ class Owning:
         self._moves.tick(now)
         self._spare.tick()
         self.draining.tick(now)
-        if self._unproven and not self._proving and (self._is_reachable or now >= self._retry_at):
-            self._retry_at = now + _RETRY_SECONDS
-            self._prove()
-
-    def _prove(self) -> None:
-        waits = []
-        for _ in range(min(_PAGE, len(self._unproven))):
-            client_id = next(iter(self._unproven))
-            del self._unproven[client_id]
-            session = self._sessions.get(client_id)
-            if session is not None and not session.details.epoch and client_id not in self._opening:
-                wait = OwnerWait(client_id, nothing_decided)
-                wait.then = partial(self._proven, wait)
-                waits.append(wait)
-        self._proving = len(waits)
-        self._questions.ask(*waits)
+        self._proving.tick(now)
 
     def _proven(self, wait: OwnerWait, epoch: int | None) -> None:
-        client_id = wait.client_id
-        self._proving = max(0, self._proving - 1)
-        if client_id in self._opening:  # which finds it out
-            return
         if epoch is None:
-            self._hand_over(client_id, wait.former, wait.epoch)
+            self._proving.former_of(wait.client_id)
+            self._hand_over(wait.client_id, wait.former, wait.epoch)
         else:
-            self._settled(client_id, epoch)
+            self._settled(wait.client_id, epoch)
 
     def _settled(self, client_id: str, epoch: int) -> None:
         """Note since when this host owns a client id; 0: it is not known."""
         session = self._sessions.get(client_id)
         if not epoch:
-            self._unproven[client_id] = None
-        elif session is None:
+            self._proving.add(client_id)
+            return
+        if session is None:
             self._spare.keep(client_id, epoch)
         else:
             session.details.epoch, session.details.left_behind = epoch, False
+        host = self._others.number_of(self._proving.former_of(client_id))
+        if host is not None:  # it has not heard that it was taken from it
+            self._tell_taken(host, epoch, client_id, Fate.STAYS)
 
     def _hand_over(self, client_id: str, node: str, epoch: int) -> None:
         """Close the connection of a client that another host owns since this epoch, and hand over what its session
@@ -361,23 +349,14 @@ class Owning:
 
         def over(outcome: LateOutcome) -> None:
             if outcome is LateOutcome.NOT_NOW:
-                self._prove_later(client_id)
+                self._proving.add_later(client_id)
             elif outcome is LateOutcome.NOT_WANTED:
                 self._take_back(client_id, node, epoch)
 
         if host is None or self._others.link_of(host) is None:
-            self._prove_later(client_id)
+            self._proving.add_later(client_id)
         else:
             self._moves.hand_over(client_id, host, over)
-
-    def _ask_again(self, client_id: str) -> None:
-        """Ask who owns the client id of a session that is not known to be owned here; it may have to be handed over."""
-        session = self._sessions.get(client_id)
-        if session is not None and not session.details.epoch:
-            self._unproven[client_id] = None
-
-    def _prove_later(self, client_id: str) -> None:
-        self._context.call_later(_RETRY_SECONDS, partial(self._unproven.setdefault, client_id))
 
     def _take_back(self, client_id: str, node: str, epoch: int) -> None:
         """Take a client id whose owner has no session for it, because this host has one."""
@@ -388,19 +367,16 @@ class Owning:
         wait.then = lambda epoch: self._settled(client_id, epoch or 0)
         self._questions.ask(wait)
 
-    def claim_all(self) -> None:
-        """Claim the client ids of all sessions, those of a former run among them."""
-        self._context.in_pieces(self._claim_anew())
-
     # ------------------------------------------------------------ owned without a session
 
     def _begun(self, session: Session) -> None:
         self._moves.begun(session)
         if self._lost.has_ended(session.client_id, session.details.epoch):  # while its CONNECT waited
             session.details.epoch = 0
-            self._unproven[session.client_id] = None
+            self._proving.add(session.client_id)
 
     def _removed(self, session: Session) -> None:
+        self._moves.gone(session)
         if session.details.epoch:
             self._moves.ended(session)
             self._spare.keep(session.client_id, session.details.epoch)
@@ -421,11 +397,14 @@ class Owning:
     def _tell_former(self, wait: OwnerWait, epoch: int) -> None:
         host, wait.epoch = self._others.number_of(wait.former), epoch
         # a host that does not answer hears it when it is back
-        if host is None or not self._tell(host, TAKEN, epoch, wait.client_id, bytes([wait.fate]), keeps=True):
+        if host is None or not self._tell_taken(host, epoch, wait.client_id, wait.fate):
             self._owned(wait, epoch)
             return
         wait.due = self._now() + _GIVE_SECONDS
         self._giving[wait.client_id, epoch] = wait
+
+    def _tell_taken(self, host: int, epoch: int, client_id: str, fate: Fate) -> bool:
+        return self._messages.tell(host, TAKEN, epoch, client_id, bytes([fate]), keeps=True)
 
     def heard(self, kind: bytes, payload: bytes) -> None:
         """Take a message of another host, which may be for a sibling. Raises ValueError, struct.error."""
@@ -435,7 +414,7 @@ class Owning:
         host, number, client_id, rest = message
         if kind == TAKEN:
             self._give(client_id, host, number, Fate(rest[0]))
-            self._tell(host, GIVEN, number, client_id)
+            self._messages.tell(host, GIVEN, number, client_id)
         elif kind == GIVEN:
             wait = self._giving.pop((client_id, number), None)
             if wait is not None:
@@ -448,8 +427,11 @@ class Owning:
     def _offered(self, client_id: str, host: int, epoch: int) -> None:
         """Take a session that another host offers, unless its client comes by itself or this host has one."""
         session, node = self._sessions.get(client_id), self._others.node_of(host)
-        is_known = client_id in self._opening or (session is not None and session.details.epoch)
-        if is_known or not node or self.draining.is_on or self._moves.is_leaving(client_id):
+        if session is not None and session.details.epoch > epoch:  # it has not heard that
+            self._tell_taken(host, session.details.epoch, client_id, Fate.STAYS)
+        is_here = session is not None and (session.details.epoch or session.connection or session.details.awaiting)
+        is_busy = client_id in self._opening or self._moves.is_leaving(client_id)
+        if is_here or is_busy or not node or self.draining.is_on:
             return
         wait = self._opening[client_id] = OwnerWait(client_id, nothing_decided)
         wait.since, wait.former, wait.epoch = self._now(), node, epoch
@@ -481,20 +463,23 @@ class Owning:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
         else:
-            self._unproven[client_id] = None  # what the owner has not had is handed over
+            self._proving.add(client_id)  # what the owner has not had is handed over
 
     def _resolve(self, client_id: str) -> None:
         """Find out whether a session has gone of whose move nothing is heard any more."""
 
         def known(epoch: int | None) -> None:
+            session = self._sessions.get(client_id)
             if epoch == 0:
-                self._ask_again(client_id)
+                self._proving.add_unknown(client_id)
             elif not self._moves.keep(client_id):
                 return  # it is being handed over
-            elif epoch is None:
-                self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, the owner has had it
-            else:
+            elif epoch is not None:
                 self._settled(client_id, epoch)
+            elif session is None or session.details.epoch < wait.epoch:
+                if session is not None:
+                    session.details.epoch = 0
+                self._hand_over(client_id, wait.former, wait.epoch)  # if it has moved, the owner has had it
 
         wait = OwnerWait(client_id, known)
         self._questions.ask(wait)

@@ -1,6 +1,6 @@
 """The messages by which a session moves between hosts (`broker.worker.moves`): their kinds and contents.
 
-    GIVE        u64 epoch
+    GIVE        u64 epoch, u8: 1 if the session was offered (`broker.worker.draining`)
     STATE       head of a part; first the terms of the session, then its subscriptions
     PAGE, LATE  head of a part; records of `pyx.delivery.moving`
     GO_ON, DONE u8: 1 if all hosts know the subscriptions of the sender's session, 0 if one is away
@@ -55,7 +55,7 @@ DONE: Final = b"D"
 ALL_THERE: Final = b"\x01"
 ONE_AWAY: Final = b"\x00"
 PAGE_BYTES: Final = 64 << 10
-EPOCH: Final = struct.Struct("<Q")
+EPOCH: Final = struct.Struct("<Q?")
 MORE: Final = 0
 LAST: Final = 1
 LAST_FOR_NOW: Final = 2

@@ -164,6 +164,56 @@ def test_not_done_in_time(hosts: Hosts) -> None:
     assert lasting(other, "c").connack.session_present
 
 
+@pytest.mark.parametrize("hosts", [((1, 1), "memory")], indirect=True, ids=str)
+def test_etcd_takes_longer_than_the_other_host_waits(hosts: Hosts) -> None:
+    """What it has taken it does not know at first. In the end the session is there, its former host knows that, and one
+    host serves the client.
+    """
+    host, other = hosts
+    lasting(host, "c").disconnect()
+    control = other.control_pid()
+    os.kill(control, signal.SIGSTOP)
+    try:
+        assert drain(host, "--seconds", "5").status == 1
+    finally:
+        os.kill(control, signal.SIGCONT)
+    assert drain(host, "--seconds", "60").status == 0
+    assert drain(host, "--end").status == 0
+    wait_until(lambda: not is_refused(host), SECONDS, "it takes clients")
+    there = lasting(other, "c")
+    assert there.connack.session_present
+    assert lasting(host, "c").connack.session_present
+    there.expect_closed(0x8E)
+
+
+@pytest.mark.parametrize("hosts", [((1, 1), "memory")], indirect=True, ids=str)
+def test_the_last_other_host_dies(hosts: Hosts) -> None:
+    """It ends: clients would not be taken anywhere."""
+    host, other = hosts
+    stays = lasting(host, "c")
+    for pid in other.worker_pids().values():
+        os.kill(pid, signal.SIGSTOP)  # nothing can go there
+    with command("drain", "--runtime-dir", host.runtime_dir) as running:
+        stays.expect_closed(ANOTHER_SERVER)
+        other.kill()
+        _, err = running.communicate(timeout=SECONDS * 2)
+    assert running.returncode == 1
+    assert err == "mqttd: it has ended, and this host takes clients: no other one does, or somebody ended it\n"
+    wait_until(lambda: not is_refused(host), SECONDS, "it takes clients")
+    assert ask(host, "/ready")[0] == 200
+    assert lasting(host, "c").connack.session_present
+
+
+@pytest.mark.parametrize("hosts", [((1, 1), "memory")], indirect=True, ids=str)
+def test_two_hosts_at_the_same_time(hosts: Hosts) -> None:
+    """One of them at most is emptied; clients are taken somewhere."""
+    running = [command("drain", "--runtime-dir", host.runtime_dir) for host in hosts]
+    said = [each.communicate(timeout=SECONDS) for each in running]
+    wait_until(lambda: any(not is_refused(host) for host in hosts), SECONDS, "one takes clients")
+    assert any(each.returncode for each in running), said
+    wait_until(lambda: any(ask(host, "/ready")[0] == 200 for host in hosts), SECONDS, "it says so")
+
+
 class Roamer(threading.Thread):
     """A client that takes thirty messages, and goes on at the next host that takes it. `over`: nothing is published any
     more.

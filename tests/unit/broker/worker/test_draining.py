@@ -11,7 +11,7 @@ from broker.cluster.owner_messages import RequestKind
 from broker.worker.draining import OFFER, Taker
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN
-from broker.worker.session_parts import CANCEL, GIVE, GO_ON, LATE, NOTHING
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
 from pyx.core import counters as count
 from tests.owning_host import HERE, OTHER, THERE, OwningHost, owning
 
@@ -119,7 +119,7 @@ def test_what_is_not_offered(owning: OwningHost) -> None:
     doubtful = owning.host.node.sessions.get("doubtful")
     assert doubtful is not None
     doubtful.details.epoch = 0
-    owning.hears(GIVE, 5, "leaves", (7).to_bytes(8, "little"))
+    owning.hears(GIVE, 5, "leaves", EPOCH.pack(7, False))
     owning.owning.draining.set(True, TAKERS)
     owning.pass_time(3)
     assert offers(owning) == 0
@@ -145,10 +145,10 @@ def test_what_is_left(owning: OwningHost) -> None:
     away(owning, "c")
     owning.serves("d")
     draining = owning.owning.draining
-    assert draining.report() == {"on": False, "connected": 1, "sessions": 2, "left_behind": 0}
+    assert draining.report() == {"on": False, "connected": 1, "sessions": 2, "left_behind": 0, "coming": 0}
     draining.set(True, TAKERS)
     owning.pass_time(2)
-    assert draining.report() == {"on": True, "connected": 0, "sessions": 1, "left_behind": 0}
+    assert draining.report() == {"on": True, "connected": 0, "sessions": 1, "left_behind": 0, "coming": 0}
 
 
 def test_it_ends(owning: OwningHost) -> None:
@@ -270,3 +270,189 @@ def test_it_is_taken_on_while_it_comes(owning: OwningHost) -> None:
     owning.pass_time(1)
     owning.answer(owning.question(), THERE, 10)
     assert owning.told[-1][0] == LATE
+
+
+# ---------------------------------------------------------------- answers that are not heard, and what races
+
+
+def gives(owning: OwningHost, number: int = 5, is_offered: bool = True) -> None:
+    """Let the other host ask for the session of c, which is owned here since 7."""
+    owning.hears(GIVE, number, "c", EPOCH.pack(7, is_offered))
+
+
+def test_a_take_that_was_not_heard_is_told_to_the_former_owner(owning: OwningHost) -> None:
+    """As soon as it is known that it was carried out: else that one would serve the client, too."""
+    owning.hears(OFFER, 8, "c")
+    owning.comes("c", owning.told[-1][1])
+    owning.answer(owning.question(), "", 0, is_known=False)
+    owning.pass_time(1)
+    owning.answer(owning.question(), HERE, 9)
+    assert owning.told[-1] == (TAKEN, 9)
+
+
+def test_a_take_without_a_session_that_was_not_heard(owning: OwningHost) -> None:
+    """Its client begins anew and goes at once: the former owner hears of it all the same, and the ownership ends."""
+    client = owning.connects("c")
+    owning.answer(owning.question(), THERE, 8)
+    owning.answer(owning.question(), "", 0, is_known=False)
+    assert client.next("CONNACK").reason == 0
+    owning.host.lose(client)
+    owning.pass_time(1)
+    claim = owning.question()
+    assert claim.kind == RequestKind.CLAIM
+    owning.answer(claim, HERE, 9)
+    assert owning.told[-1] == (TAKEN, 9)
+    owning.pass_time(30)
+    assert owning.question().kind == RequestKind.RELEASE
+
+
+def test_an_offer_of_a_former_owner(owning: OwningHost) -> None:
+    """It has not heard that the client id is owned here by now."""
+    owning.serves("c", epoch=9, clean=False, expiry=600)
+    owning.hears(OFFER, 8, "c")
+    assert owning.told == [(TAKEN, 9)]
+
+
+def test_the_owner_has_taken_all_and_is_not_heard_again(owning: OwningHost) -> None:
+    """What the session has is handed over to it, and then the session ends here."""
+    away(owning, "c")
+    gives(owning)
+    owning.hears(GO_ON, 5, "c", ALL_THERE)
+    owning.pass_time(11)
+    owning.answer(owning.question(), THERE, 9)
+    for _ in range(2):  # passes
+        kind, number = owning.told[-1]
+        assert kind == LATE
+        owning.hears(DONE, number, "c", ALL_THERE)
+    assert owning.host.node.sessions.get("c") is None
+
+
+def test_a_client_that_came_back_stays(owning: OwningHost) -> None:
+    """Its host does not drain any more when the other one asks for what it was offered."""
+    away(owning, "c")
+    owning.owning.draining.set(True, TAKERS)
+    owning.pass_time(1)
+    owning.owning.draining.set(False, TAKERS)
+    client = owning.connects("c", clean=False, expiry=600)
+    assert client.next("CONNACK").session_present
+    gives(owning)
+    assert owning.told[-1] == (CANCEL, 5)
+    client.silent()
+    gives(owning, 6, is_offered=False)  # it has connected there
+    assert client.next("DISCONNECT").reason == 0x8E
+
+
+def test_a_second_host_that_asks_does_not_let_it_last_longer(owning: OwningHost) -> None:
+    owning.host.lose(owning.serves("c", clean=False, expiry=60))
+    owning.pass_time(50)
+    gives(owning, 5)
+    gives(owning, 6)
+    owning.hears(CANCEL, 6, "c")
+    owning.pass_time(15)
+    assert owning.host.node.sessions.get("c") is None
+
+
+def test_a_session_that_is_deleted_while_it_leaves(owning: OwningHost) -> None:
+    away(owning, "c")
+    gives(owning)
+    assert owning.host.node.closing.delete("c")
+    assert owning.told[-1] == (CANCEL, 5)
+
+
+def test_no_other_session_makes_room_for_an_offered_one(owning: OwningHost) -> None:
+    """It stays where it is; a client that connects gets room."""
+    away(owning, "mine")
+    owning.host.node.context.limits.sessions_max = 1
+    owning.hears(OFFER, 8, "c")
+    number = owning.told[-1][1]
+    owning.comes("c", number)
+    assert owning.told[-1] == (CANCEL, number)
+    assert owning.host.node.sessions.clients() == ["mine"]
+    owning.serves("other", clean=False, expiry=600)
+    assert owning.host.node.sessions.clients() == ["other"]
+
+
+def test_an_offer_does_not_disturb_a_client_that_is_served(owning: OwningHost) -> None:
+    """Its owner was not known when it connected here."""
+    client = owning.connects("c", clean=False, expiry=600)
+    owning.answer(owning.question(), "", 0, is_known=False)
+    assert client.next("CONNACK").reason == 0
+    owning.hears(OFFER, 8, "c")
+    client.silent()
+    assert owning.told == []
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("how", ["away", "cancels"])
+def test_its_client_is_served_although_it_does_not_come(owning: OwningHost, how: str, clean: bool) -> None:
+    """The client that has connected meanwhile is served as if there had been no offer."""
+    owning.hears(OFFER, 8, "c")
+    number = owning.told[-1][1]
+    client = owning.connects("c", clean=clean, expiry=0 if clean else 600)
+    if how == "away":
+        owning.owning.host_away(OTHER)
+        owning.host.settle()
+    else:
+        owning.hears(CANCEL, number, "c")
+        if not clean:
+            assert owning.told[-1][0] == GIVE
+            owning.comes("c", owning.told[-1][1])
+    take = owning.question()
+    assert take.kind == RequestKind.TAKE
+    owning.answer(take, HERE, 9)
+    owning.hears(GIVEN, 9, "c")
+    assert client.next("CONNACK").reason == 0
+
+
+def test_a_session_that_comes_when_its_new_host_drains(owning: OwningHost) -> None:
+    """It stays where it was. What comes is counted as something that is left."""
+    owning.hears(OFFER, 8, "c")
+    number = owning.told[-1][1]
+    owning.owning.draining.set(True, TAKERS)
+    owning.pass_time(1)
+    assert owning.owning.draining.report()["coming"] == 1
+    owning.comes("c", number)
+    assert owning.told[-1] == (CANCEL, 0)
+    assert not owning.has_asked()
+    assert owning.owning.draining.report() == {
+        "on": True, "connected": 0, "sessions": 0, "left_behind": 0, "coming": 0,
+    }  # fmt: skip
+
+
+def left_behind(owning: OwningHost) -> None:
+    """Let the session of c move while a third host is away: its subscriptions stay for what that one has for it."""
+    owning.is_whole = False
+    client = owning.serves("c", clean=False, expiry=600)
+    client.subscribe(("t", 1))
+    owning.host.lose(client)
+    gives(owning)
+    owning.hears(GO_ON, 5, "c", ALL_THERE)
+    owning.taken("c", 9, Fate.MOVED)
+    owning.pass_time(1)
+    assert owning.owning.draining.report()["left_behind"] == 1
+
+
+@pytest.mark.parametrize("what", ["deleted", "has a message", "comes back", "host is back"])
+def test_what_counts_as_left_behind(owning: OwningHost, what: str) -> None:
+    """A session that is there, has nothing, and waits for a host that is away."""
+    left_behind(owning)
+    if what == "deleted":
+        assert owning.host.node.closing.delete("c")
+    elif what == "has a message":
+        publisher = owning.serves("publisher")
+        publisher.publish("t", b"1", 1)
+        owning.host.settle()
+        owning.host.lose(publisher)
+    elif what == "host is back":
+        owning.is_whole = True
+    else:
+        owning.connects("c", clean=False, expiry=600)
+        owning.answer(owning.question(), THERE, 9)
+        owning.hears(DONE, owning.told[-1][1], "c", ALL_THERE)
+        owning.pass_time(1)
+        owning.comes("c", owning.told[-1][1])
+        owning.answer(owning.question(), HERE, 11)
+        owning.hears(GIVEN, 11, "c")
+    report = owning.owning.draining.report()
+    assert report["left_behind"] == 0
+    assert report["sessions"] == (0 if what == "deleted" else 1)
