@@ -74,6 +74,9 @@ class Side:
     def node_of(self, _number: int) -> str:
         raise AssertionError("not asked here")
 
+    def client_address_of(self, _node: str) -> str:
+        raise AssertionError("not asked here")
+
     def tell_host(self, _number: int, _kind: bytes, _payload: bytes, *, keeps: bool) -> bool:  # noqa: ARG002
         raise AssertionError("not used here")
 

@@ -57,7 +57,7 @@ class OwningHost:
             node.context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, worker_end, others,
         )  # fmt: skip
-        node.open_through(self.owning)
+        node.open_through(self.owning, self.owning.draining.report, self.owning.looks.find)
         self.asked: list[OwnerRequest] = []
 
     def number_of(self, node: str) -> int | None:
@@ -65,6 +65,9 @@ class OwningHost:
 
     def node_of(self, number: int) -> str:
         return {1: HERE, OTHER: THERE}.get(number, "")
+
+    def client_address_of(self, node: str) -> str:
+        return f"{node}.example:1883"
 
     def flush(self, then: Callable[[bool], None]) -> None:
         then(self.is_whole)

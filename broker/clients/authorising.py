@@ -96,6 +96,10 @@ class Authorising:
         self._context.log.info("will_refused", client=client_id, topic=will.topic)
         return False
 
+    def may_publish(self, session: Session, topic: bytes, qos: int, retain: bool) -> bool:
+        """Whether something may be published for the session."""
+        return self._rules is None or self._may_publish(session, topic, qos, retain)
+
     def may_subscribe(self, session: Session, topic_filter: bytes, qos: int, group: bytes | None) -> bool:
         """Whether the session may have this subscription."""
         if self._rules is None:

@@ -323,8 +323,14 @@ class ClusterHost:
             for node, each in sorted(hosts.items())
             if each.number != self._number
         ]
-        drains = self.state is HostState.DRAINING
-        self._tell("hosts", number=self._number, hosts=others, drains=drains, takers=self._takers())
+        self._tell(
+            "hosts",
+            number=self._number,
+            hosts=others,
+            drains=self.state is HostState.DRAINING,
+            takers=self._takers(),
+            client_addresses={node: each.client_address for node, each in hosts.items()},
+        )
 
     def lost(self) -> None:
         """Implements MembershipEvents."""

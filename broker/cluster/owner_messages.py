@@ -43,6 +43,8 @@ class RequestKind(IntEnum):
     CLAIM = 0
     TAKE = 1
     RELEASE = 2
+    LOOK = 3
+    """Who it is; nothing changes."""
 
 
 class Standing(NamedTuple):

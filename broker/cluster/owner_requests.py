@@ -115,6 +115,8 @@ class OwnerRequests:
             if request.kind is RequestKind.RELEASE:
                 await self._ownership.release(client_id, epoch)
                 owner = Owner("", 0)
+            elif request.kind is RequestKind.LOOK:
+                owner = await self._ownership.look(client_id)
             elif request.kind is RequestKind.TAKE:
                 owner = await self._ownership.take(client_id, epoch)
             else:

@@ -25,6 +25,7 @@ from broker.clients.attachments import Attachments
 from broker.clients.authenticating import Authenticating
 from broker.clients.authorising import Authorising
 from broker.clients.capacity import Capacity
+from broker.clients.client_requests import ClientRequests, OwnerFinder
 from broker.clients.closing import Closing
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
@@ -115,6 +116,7 @@ class Node:
         authorising = self.authorising = Authorising(context)
         opening = self.opening = Opening(context, recording, replaying, authorising)
         wills = self.wills = Wills(context, state_records, authorising)
+        self.client_requests = ClientRequests(context, authorising)
         unanswered = self.unanswered = Unanswered(context)
         retaining = self.retaining = Retaining(context, state_records, sys_topics, authorising, unanswered)
         endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
@@ -151,6 +153,7 @@ class Node:
         self.auth = self.authenticating.auth
         self.disconnect = self.closing.disconnect
         self.protocol_error = self.closing.protocol_error
+        self.asked_for_owner = self.client_requests.asked_for_owner
         self.connect_timeout = self.closing.connect_timeout
         self.keep_alive_timeout = self.closing.keep_alive_timeout
         self.closed = self.closing.closed
@@ -169,12 +172,18 @@ class Node:
         )
         self.forward, self.hold = self.peering.forward, self.peering.hold
 
-    def open_through(self, opener: ConnectionOpener, drain_report: Callable[[], dict[str, Any]] | None = None) -> None:
+    def open_through(
+        self,
+        opener: ConnectionOpener,
+        drain_report: Callable[[], dict[str, Any]] | None = None,
+        find: OwnerFinder | None = None,
+    ) -> None:
         """Let somebody decide about clients that are authenticated, who passes them to `connecting`. drain_report: see
-        `Administration`.
+        `Administration`; find: see `ClientRequests`.
         """
         self.authenticating.opener = opener
         self.administration.drain_report = drain_report
+        self.client_requests.find = find
 
     def reload(self, settings: Settings) -> None:
         """Apply settings that may change while the worker runs (for everything that happens from now on)."""

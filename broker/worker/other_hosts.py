@@ -94,9 +94,9 @@ class OtherHosts:
         """Places of rails whose hosts have to know what this one wants."""
         self._pairs: list[tuple[int, int]] = []
         """(number of this host's interest, number of this worker's that is part of it), both rising."""
-        self._told_at = 0.0
         self._retained = RetainedExchange(context)
         self.rails: Rails | None = None
+        self._client_addresses: dict[str, str] = {}
         self._nodes: dict[str, int] = {}
         """Numbers of hosts that are or were there, by their names."""
         self._linked_at: dict[int, float] = {}
@@ -106,7 +106,7 @@ class OtherHosts:
         keys: KeyPair = channel.identity.keys
         self._curve = Curve(keys, {}, _FRAME_BYTES_MAX)
         self._hosts: dict[str, Any] | None = None  # what could not be done yet
-        self._try_at = 0.0
+        self._told_at = self._try_at = 0.0
         self._failed: dict[int, str] = {}  # by host: why it is not linked, as logged
         self.has_begun = False
         """Whether hosts that can be reached are linked, so that clients may be served; it stays so."""
@@ -129,7 +129,7 @@ class OtherHosts:
             context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, channel.owner_socket, self,
         )  # fmt: skip
-        node.open_through(self._owning, self._owning.draining.report)
+        node.open_through(self._owning, self._owning.draining.report, self._owning.looks.find)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
         self._flushing = Flushing(context, self._senders, self.has_away)
         for kind in (FLUSH, FLUSHED):
@@ -144,6 +144,7 @@ class OtherHosts:
         self._hosts = message
         self._told_linked = None  # it wants to know
         self._link(now)
+        self._client_addresses = message["client_addresses"]
         self._owning.draining.set(message["drains"], [Taker(*each) for each in message["takers"]])
 
     @property
@@ -320,6 +321,10 @@ class OtherHosts:
     def node_of(self, number: int) -> str:
         """Implements OtherOwners."""
         return next((node for node, each in self._nodes.items() if each == number), "")
+
+    def client_address_of(self, node: str) -> str:
+        """Implements OtherOwners."""
+        return self._client_addresses.get(node, "")
 
     def tell_host(self, number: int, kind: bytes, payload: bytes, *, keeps: bool) -> bool:
         """Implements OtherOwners."""

@@ -27,6 +27,9 @@ class OtherOwners(Protocol):
     def node_of(self, number: int) -> str:
         """Return the name of a host by its number; "": it is not known."""
 
+    def client_address_of(self, node: str) -> str:
+        """Return where clients reach a host; "": it does not say, or is not there."""
+
     def flush(self, then: Callable[[bool], None]) -> None:
         """Call `then` when everything that was published for this host until now has arrived at this worker; False: not
         what hosts that are away may have.

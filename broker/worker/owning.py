@@ -29,6 +29,7 @@ from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
 from broker.worker.lost_owners import LostOwners
 from broker.worker.moves import SessionMoves
+from broker.worker.owner_looks import Look, OwnerLooks
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.proving import Proving
@@ -66,9 +67,7 @@ _CLOSING: Final = 3
 
 
 class Owning:
-    """The ownership of one worker's client ids. connecting: takes a client whose id is owned here. others: the way to
-    other hosts.
-    """
+    """The ownership of one worker's client ids. others: the way to other hosts."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Owning:
         self._connecting = connecting
         self._recording = recording
         self._others = others
-        self._questions = OwnerQuestions["OwnerWait | Release"](context, control, self._answered, self._stands)
+        self._questions = OwnerQuestions["OwnerWait | Release | Look"](context, control, self._answered, self._stands)
         self.receive = self._questions.receive
         self._lease = 0
         self._opening: dict[str, OwnerWait] = {}
@@ -101,6 +100,7 @@ class Owning:
         self._giving: dict[tuple[str, int], OwnerWait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
         self._lost = LostOwners()
+        self.looks = OwnerLooks(context, sessions, self._questions.ask, others)
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
         self._proving = Proving(
             context, sessions, self._questions.ask, lambda name: name in self._opening, self._proven
@@ -203,9 +203,11 @@ class Owning:
 
     # ------------------------------------------------------------ answers of the control process
 
-    def _answered(self, question: OwnerWait | Release, answer: OwnerAnswer) -> None:
+    def _answered(self, question: OwnerWait | Release | Look, answer: OwnerAnswer) -> None:
         self._proving.is_reachable = answer.is_known
-        if isinstance(question, Release):
+        if isinstance(question, Look):
+            self.looks.answered(question, answer)
+        elif isinstance(question, Release):
             self._spare.answered(question, answer.is_known)
         else:
             self._owner_known(question, answer)
@@ -229,8 +231,7 @@ class Owning:
         else:
             if wait.fate is Fate.MOVED:  # in vain
                 self._moves.cancel(wait.client_id, self._others.number_of(wait.former))
-            if wait.fate is not Fate.CLEAN_START:
-                wait.fate = Fate.STAYS
+            wait.fate = Fate.CLEAN_START if wait.fate is Fate.CLEAN_START else Fate.STAYS
             wait.tries += 1
             wait.former, wait.epoch = answer.node, answer.epoch
             if wait.attempt is None or wait.tries > _TRIES_MAX:  # without a client there is no need

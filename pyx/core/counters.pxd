@@ -176,6 +176,7 @@ cpdef enum:
     MESSAGES_HANDED_OVER            # that a former owner had for a session of this worker
     CLIENTS_SENT_AWAY               # connections closed because this host drains
     SESSIONS_OFFERED                # to other hosts, for the same reason
+    OWNER_REQUESTS                  # of clients that ask for the owner of a client id
     OWNERS_UNPROVEN                 # CONNECTs accepted although the coordinator did not say who owns the client id
     READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS

@@ -47,6 +47,9 @@ class Handler(Protocol):
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """Note a publish that this client may not make; it was answered."""
 
+    def asked_for_owner(self, session: Session, payload: bytes, properties: bytes) -> None:
+        """Answer a publish to $mqttd/owner; `properties`: in wire form."""
+
     # ------------------------------------------------------------ connections
 
     def too_many_connections(self) -> None:

@@ -24,6 +24,7 @@ cdef class Publishing:
 
     # handles one PUBLISH, whose fixed header has so many bytes; returns 1 if it is not taken yet, else 0
     cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int ask(self, Connection conn, Session s, Publish* pub) except -1
     cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1
     cdef int check_properties(self, Publish* pub) except -1
     cdef bint topic_fits(self, Publish* pub) except -1

@@ -2,7 +2,7 @@
 
 A publish passes, in this order: the bounds of its properties, its Topic Alias, its topic, the back-pressure, the topics
 of the server's own, the authorisation, the payload's format, what the CONNACK announced, and Receive Maximum. The first
-that refuses it says why.
+that refuses it says why. One to $mqttd/owner is a question to the broker, and is routed to nobody.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -52,7 +52,19 @@ cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
     return True
 
 
-cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms) noexcept nogil:
+cdef inline bint is_below(const Publish* pub, const char* root, uint16_t n) noexcept nogil:
+    """Return whether the topic is this one of `n` bytes, or below it."""
+    return pub.topic_len >= n and memcmp(pub.topic, root, n) == 0 and (pub.topic_len == n or pub.topic[n] == c'/')
+
+
+cdef bint is_servers_own(const Publish* pub, bint* asks) noexcept nogil:
+    """Return whether clients may not publish to the topic; `asks`: whether it is that of requests to the broker."""
+    asks[0] = pub.topic_len == 12 and memcmp(pub.topic, b"$mqttd/owner", 12) == 0
+    return not asks[0] and (is_below(pub, b"$SYS", 4) or is_below(pub, b"$mqttd", 6))
+
+
+cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms, uint64_t number) noexcept nogil:
+    c.number = number
     c.topic = pub.topic
     c.topic_len = pub.topic_len
     c.props = pub.props
@@ -88,7 +100,7 @@ cdef class Publishing:
         cdef Publish pub
         cdef Content c
         cdef Matches* m
-        cdef bint v5 = conn.version == 5
+        cdef bint v5 = conn.version == 5, asks = False
         cdef int kind = -1, held
         cdef uint8_t reason
         cdef uint32_t id_at = 0
@@ -108,8 +120,7 @@ cdef class Publishing:
             if held:
                 return held - 1
         conn.messages_in += 1
-        if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
-                (pub.topic_len == 4 or pub.topic[4] == c'/'):
+        if pub.topic[0] == c'$' and is_servers_own(&pub, &asks):
             return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "a topic of the server's own")
         if self.authorise.restricts and not self.authorise.may_publish(
                 &conn.verdicts, s, pub.topic, pub.topic_len, m.topic_hash, pub.qos, pub.retain):
@@ -137,8 +148,9 @@ cdef class Publishing:
             self.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         self.counters.at[count.PUBLISH_RECEIVED] += 1
         self.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
-        fill_content(&c, &pub, self.state.wall_ms)
-        c.number = self.state.new_number()
+        if asks:
+            return self.ask(conn, s, &pub)
+        fill_content(&c, &pub, self.state.wall_ms, self.state.new_number())
         if not pub.has_alias:
             kind = (1 if v5 else 0) | (2 if pub.qos else 0)
             id_at = header + 2 + pub.topic_len
@@ -151,6 +163,19 @@ cdef class Publishing:
                 conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.in_hand.mask)
         if self.state.now_ms >= self.state.sample_ms:
             router.peers.sample(m, pub.qos == 0 or conn.ack_count == 0)
+        return 0
+
+    cdef int ask(self, Connection conn, Session s, Publish* pub) except -1:
+        # a request to the broker itself: it is routed to nobody
+        cdef Router router = self.router
+        router.in_hand.logged = False
+        if pub.qos == 2 and self.state.keeps and is_stored(s):
+            router.windows.mark_dirty(s)
+        self.state.handler.asked_for_owner(
+            s, PyBytes_FromStringAndSize(<char*>pub.payload, pub.payload_len),
+            PyBytes_FromStringAndSize(<char*>pub.props, pub.props_len))
+        if pub.qos:
+            router.answering.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, 0, 0)
         return 0
 
     cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:

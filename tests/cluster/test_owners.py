@@ -232,6 +232,18 @@ def test_every_host_says_who_owns_a_client(hosts: Hosts) -> None:
         assert ask(host, "/api/v1/owner?client_id=nobody")[0] == 404
         for wrong in ("", "?client_id=", "?client=a"):
             assert ask(host, f"/api/v1/owner{wrong}")[0] == 400
+    asker = hosts[0].client("asker")
+    asker.subscribe(("answers", 1))
+    for asked, expected in ((name, node), ("nobody", None)):
+        properties = {"response_topic": "answers", "correlation_data": b"7"}
+        asker.publish("$mqttd/owner", json.dumps({"client_id": asked}).encode(), qos=1, properties=properties)
+        answer = asker.await_packet("PUBLISH")
+        asker.ack("PUBACK", answer.packet_id)
+        assert (answer.topic, answer.properties["correlation_data"]) == ("answers", b"7")
+        epoch_of_it = epoch if expected else None
+        assert json.loads(answer.payload) == {
+            "client_id": asked, "node": expected, "address": None, "epoch": epoch_of_it,
+        }  # fmt: skip
     hosts.etcd.stop()
     assert ask(hosts[0], "/api/v1/owner?client_id=nobody")[0] == 503
 
