@@ -59,6 +59,7 @@ class OwningHost:
         )  # fmt: skip
         node.open_through(self.owning, self.owning.draining.report, self.owning.looks.find)
         self.asked: list[OwnerRequest] = []
+        self._lease = 1
 
     def number_of(self, node: str) -> int | None:
         return {HERE: 1, THERE: OTHER}.get(node)
@@ -123,11 +124,24 @@ class OwningHost:
         self._receive()
         return bool(self.asked)
 
-    def answer(self, question: OwnerRequest, node: str, epoch: int, is_known: bool = True) -> None:
-        for packet in encode_answers(Standing(1, True), [OwnerAnswer(question.number, is_known, epoch, node)]):
+    def answer(
+        self, question: OwnerRequest, node: str, epoch: int, is_known: bool = True, settles: bool = True
+    ) -> None:
+        """Let the control process answer."""
+        self._say(OwnerAnswer(question.number, is_known, epoch, node))
+        if settles:
+            self.host.settle()
+
+    def stands(self, lease: int) -> None:
+        """Let the control process say that this host has another lease."""
+        self._lease = lease
+        self._say()
+        self.host.settle()
+
+    def _say(self, *answers: OwnerAnswer) -> None:
+        for packet in encode_answers(Standing(self._lease, True), answers):
             self._control.send(packet)
         self.owning.receive()
-        self.host.settle()
 
     def hears(self, kind: bytes, number: int, client_id: str, rest: bytes = b"", host: int = OTHER) -> None:
         """Hear something of another host."""

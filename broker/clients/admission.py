@@ -46,6 +46,11 @@ def refusal(packet: Connect, settings: Settings) -> ConnectRefusal | None:
     return _of_will(packet.will, settings) if packet.will is not None else None
 
 
+def is_servers_own(topic: bytes) -> bool:
+    """Whether clients may not publish to a topic, but for requests (pyx.io.publishing)."""
+    return topic.partition(b"/")[0] in (b"$SYS", b"$mqttd")
+
+
 def _of_will(will: Will, settings: Settings) -> ConnectRefusal | None:
     """Refuse a will where a PUBLISH of the same content would be refused."""
     limits, protocol = settings.limits, settings.protocol
@@ -55,7 +60,7 @@ def _of_will(will: Will, settings: Settings) -> ConnectRefusal | None:
         return ConnectRefusal(ReasonCode.RETAIN_NOT_SUPPORTED, "Will Retain, and nothing is retained here")
     if len(will.topic) > limits.topic_bytes_max or levels(will.topic) > limits.topic_levels_max:
         return ConnectRefusal(ReasonCode.TOPIC_NAME_INVALID, "Will Topic beyond topic_bytes_max or topic_levels_max")
-    if will.topic == b"$SYS" or will.topic.startswith(b"$SYS/"):
+    if is_servers_own(will.topic):
         return ConnectRefusal(ReasonCode.NOT_AUTHORIZED, "Will Topic of the server's own")
     if protocol.validate_payload_format and not _is_payload_as_indicated(will):
         return ConnectRefusal(ReasonCode.PAYLOAD_FORMAT_INVALID, "Will Payload is not UTF-8, as its indicator says")

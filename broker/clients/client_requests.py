@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from broker.clients.admission import is_servers_own
 from pyx.core import counters as count
 from pyx.protocol.message import Message
 from pyx.protocol.properties import pack, unpack
-from pyx.protocol.topics import is_topic_name
+from pyx.protocol.topics import is_topic_name, levels
 
 if TYPE_CHECKING:
     from broker.clients.authorising import Authorising
@@ -32,8 +33,8 @@ __all__ = ["ClientRequests", "KnownOwner", "OwnerFinder"]
 ASKED_MAX: Final = 1000
 """Requests of a worker that are not answered yet."""
 _PUBLISH: Final = 3
-_CLIENT_ID_BYTES_MAX: Final = 65_535
-_SERVERS_OWN: Final = ("$SYS", "$mqttd")
+CLIENT_ID_BYTES_MAX: Final = 1024
+"""Longer client ids cannot be asked for."""
 
 
 class KnownOwner(NamedTuple):
@@ -68,7 +69,7 @@ class ClientRequests:
         answer = partial(self._answer, topic.encode(), request.get("correlation_data"))
         client_id = _client_id(payload)
         if client_id is None:
-            answer({"error": 'the payload is not {"client_id": ID}'})
+            answer({"error": f'the payload is not {{"client_id": ID}} with 1 to {CLIENT_ID_BYTES_MAX} bytes'})
         elif self.find is None:
             answer({"client_id": client_id, "error": "this broker is in no cluster"})
         elif self._asked >= ASKED_MAX:
@@ -77,16 +78,18 @@ class ClientRequests:
             self._asked += 1
             self.find(client_id, partial(self._found, answer, client_id))
 
-    def _may_be_answered(self, session: Session, topic: str) -> bool:
-        root = topic.partition("/")[0]
-        if not is_topic_name(topic.encode()) or root in _SERVERS_OWN:
+    def _may_be_answered(self, session: Session, text: str) -> bool:
+        topic, limits = text.encode(), self._context.limits
+        if not is_topic_name(topic) or is_servers_own(topic):
             return False
-        return self._authorising.may_publish(session, topic.encode(), 1, retain=False)
+        if len(topic) > limits.topic_bytes_max or levels(topic) > limits.topic_levels_max:
+            return False
+        return self._authorising.may_publish(session, topic, 1, retain=False)
 
     def _found(self, answer: Callable[[dict[str, Any]], None], client_id: str, owner: KnownOwner | None) -> None:
         self._asked -= 1
         if owner is None:
-            answer({"client_id": client_id, "error": "etcd does not answer"})
+            answer({"client_id": client_id, "error": "it cannot be found out now"})
         else:
             answer(
                 {
@@ -120,6 +123,6 @@ def _client_id(payload: bytes) -> str | None:
     except orjson.JSONDecodeError:
         return None
     client_id = read.get("client_id") if isinstance(read, dict) else None
-    if not isinstance(client_id, str) or not 0 < len(client_id.encode()) <= _CLIENT_ID_BYTES_MAX:
+    if not isinstance(client_id, str) or not 0 < len(client_id.encode()) <= CLIENT_ID_BYTES_MAX:
         return None
     return client_id

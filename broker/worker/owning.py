@@ -100,7 +100,7 @@ class Owning:
         self._giving: dict[tuple[str, int], OwnerWait] = {}
         """By client id and epoch: taken, and the former owner has not answered yet."""
         self._lost = LostOwners()
-        self.looks = OwnerLooks(context, sessions, self._questions.ask, others)
+        self.looks = OwnerLooks(self._questions.ask, others)
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
         self._proving = Proving(
             context, sessions, self._questions.ask, lambda name: name in self._opening, self._proven
@@ -204,10 +204,11 @@ class Owning:
     # ------------------------------------------------------------ answers of the control process
 
     def _answered(self, question: OwnerWait | Release | Look, answer: OwnerAnswer) -> None:
-        self._proving.is_reachable = answer.is_known
-        if isinstance(question, Look):
+        if isinstance(question, Look):  # its answer says nothing about claims
             self.looks.answered(question, answer)
-        elif isinstance(question, Release):
+            return
+        self._proving.is_reachable = answer.is_known
+        if isinstance(question, Release):
             self._spare.answered(question, answer.is_known)
         else:
             self._owner_known(question, answer)
@@ -374,7 +375,7 @@ class Owning:
         self._moves.begun(session)
         if self._lost.has_ended(session.client_id, session.details.epoch):  # while its CONNECT waited
             session.details.epoch = 0
-            self._proving.add(session.client_id)
+        self._proving.add_unknown(session.client_id)
 
     def _removed(self, session: Session) -> None:
         self._moves.gone(session)

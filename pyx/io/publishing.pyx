@@ -169,6 +169,7 @@ cdef class Publishing:
         # a request to the broker itself: it is routed to nobody
         cdef Router router = self.router
         router.in_hand.logged = False
+        router.in_hand.matched_peers = 0        # those that are sent the answer
         if pub.qos == 2 and self.state.keeps and is_stored(s):
             router.windows.mark_dirty(s)
         self.state.handler.asked_for_owner(
@@ -176,6 +177,8 @@ cdef class Publishing:
             PyBytes_FromStringAndSize(<char*>pub.props, pub.props_len))
         if pub.qos:
             router.answering.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, 0, 0)
+        if router.peers.full_peers and router.in_hand.matched_peers & router.peers.full_peers:
+            router.peers.pause(conn)
         return 0
 
     cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:

@@ -10,10 +10,13 @@ import pytest
 from broker.clients import client_requests
 from broker.clients.client_requests import KnownOwner
 from broker.cluster.owner_messages import RequestKind
+from broker.worker.owner_looks import UNDER_WAY_MAX
 from pyx.core import counters as count
+from shards.placement import home
 from tests.owning_host import HERE, THERE, OwningHost, owning
 from tests.sansio import Host, Peer
 from tests.unit.broker.clients.test_authorising import Denying
+from tests.wire import Will, connect
 
 __all__ = ["owning"]
 
@@ -75,7 +78,7 @@ def test_nobody_owns_it() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"c", b"[]", b"{}", b'{"client_id": 1}', b'{"client_id": ""}', b'{"client_id": "%s"}' % (b"x" * 65_536),
+    [b"", b"c", b"[]", b"{}", b'{"client_id": 1}', b'{"client_id": ""}', b'{"client_id": "%s"}' % (b"x" * 1025),
      b'{"client_id": "\\ud800"}', b"[" * 100_000, b"\xff"],
 )  # fmt: skip
 def test_what_is_no_question(payload: bytes) -> None:
@@ -83,14 +86,15 @@ def test_what_is_no_question(payload: bytes) -> None:
     host.node.client_requests.find = lambda _client_id, _then: pytest.fail("not asked")
     peer = asker(host)
     ask(peer, payload, 0)
-    assert answer(peer) == {"error": 'the payload is not {"client_id": ID}'}
+    assert answer(peer) == {"error": 'the payload is not {"client_id": ID} with 1 to 1024 bytes'}
 
 
-def test_the_longest_client_id() -> None:
+@pytest.mark.parametrize("size", [1, 1024])
+def test_the_longest_client_id(size: int) -> None:
     host = Host()
     host.node.client_requests.find = lambda _client_id, then: then(KnownOwner("n", "", 1))
     peer = asker(host)
-    ask(peer, b'{"client_id": "%s"}' % (b"x" * 65_535), 0)
+    ask(peer, b'{"client_id": "%s"}' % (b"x" * size), 0)
     assert answer(peer)["node"] == "n"
 
 
@@ -101,7 +105,9 @@ def test_no_cluster() -> None:
     assert answer(peer) == {"client_id": "c", "error": "this broker is in no cluster"}
 
 
-@pytest.mark.parametrize("response_topic", [None, "$SYS/broker/x", "$SYS", "$mqttd/owner"])
+@pytest.mark.parametrize(
+    "response_topic", [None, "$SYS/broker/x", "$SYS", "$mqttd/owner", "$mqttd", "x" * 4097, "/" * 128, "/" * 65_535]
+)
 def test_a_question_that_cannot_be_answered(response_topic: str | None) -> None:
     """It is acknowledged, and nothing more."""
     host = Host()
@@ -152,7 +158,7 @@ def test_so_many_wait_for_an_answer(outstanding: int) -> None:
     for then in waiting:
         then(None)
     host.settle()
-    assert answer(peer)["error"] == "etcd does not answer"
+    assert answer(peer)["error"] == "it cannot be found out now"
     ask(peer, b'{"client_id": "again"}', 0)
     assert len(waiting) == min(outstanding + 1, client_requests.ASKED_MAX) + 1
 
@@ -174,17 +180,10 @@ def test_rules_have_to_allow_both_topics(topics: tuple[bytes, ...]) -> None:
 # ---------------------------------------------------------------- in a cluster
 
 
-def test_a_session_of_this_worker_is_known(owning: OwningHost) -> None:
-    owning.serves("c", clean=False, expiry=600)
-    peer = owning.serves("asker")
-    peer.subscribe((ANSWERS, 1))
-    ask(peer, b'{"client_id": "c"}', 0)
-    assert answer(peer) == {"client_id": "c", "node": HERE, "address": "here.example:1883", "epoch": 7}
-    assert not owning.has_asked()
-
-
 @pytest.mark.parametrize("is_known", [True, False])
-def test_others_are_asked_for(owning: OwningHost, is_known: bool) -> None:
+def test_the_control_process_is_asked(owning: OwningHost, is_known: bool) -> None:
+    """Also for a session of this worker: another host may have taken it."""
+    owning.serves("c", clean=False, expiry=600)
     peer = owning.serves("asker")
     peer.subscribe((ANSWERS, 1))
     ask(peer, b'{"client_id": "c"}', 0)
@@ -194,5 +193,53 @@ def test_others_are_asked_for(owning: OwningHost, is_known: bool) -> None:
     if is_known:
         assert answer(peer) == {"client_id": "c", "node": THERE, "address": "there.example:1883", "epoch": 9}
     else:
-        assert answer(peer) == {"client_id": "c", "error": "etcd does not answer"}
+        assert answer(peer) == {"client_id": "c", "error": "it cannot be found out now"}
     assert owning.host.node.counters.get(count.OWNER_REQUESTS) == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_few_are_asked_at_a_time(owning: OwningHost, is_known: bool) -> None:
+    """Others follow; if there is no answer they are not asked. A CONNECT is decided meanwhile, whatever becomes of
+    them.
+    """
+    peer = owning.serves("asker")
+    peer.subscribe((ANSWERS, 1))
+    for at in range(UNDER_WAY_MAX + 3):
+        ask(peer, b'{"client_id": "c%d"}' % at, 0)
+    questions = [owning.question() for _ in range(UNDER_WAY_MAX)]
+    assert not owning.has_asked()
+    owning.answer(questions[0], THERE if is_known else "", 9 if is_known else 0, is_known)
+    assert owning.has_asked() == is_known
+    if is_known:
+        assert owning.question().client_id == f"c{UNDER_WAY_MAX}"
+        assert answer(peer)["node"] == THERE
+    else:
+        assert [answer(peer)["client_id"] for _ in range(4)] == ["c0", "c16", "c17", "c18"]
+    client = owning.connects("c", clean=False, expiry=600)
+    claim = owning.question()
+    assert (claim.kind, claim.client_id) == (RequestKind.CLAIM, "c")
+    owning.answer(claim, HERE, 11)
+    assert client.next("CONNACK").reason == 0
+
+
+def test_a_full_sibling_makes_who_asks_wait() -> None:
+    """As it does who publishes."""
+    host = Host(2)
+    names = {home(name, 2): name for name in ("c0", "c1", "c2", "c3", "c4", "c5")}
+    host.connect(names[1], 5).subscribe((ANSWERS, 0))
+    peer = host.connect(names[0], 5)
+    node = host.nodes[0]
+    node.client_requests.find = lambda _client_id, then: then(KnownOwner("n", "", 1))
+    node.router.peers.peer_full(1, True)
+    ask(peer, b'{"client_id": "c"}', 0)
+    assert peer.conn.paused
+    node.router.peers.peer_full(1, False)
+    host.settle()
+    assert not peer.conn.paused
+
+
+@pytest.mark.parametrize("topic", ["$mqttd", "$mqttd/owner", "$mqttd/x", "$SYS/x"])
+def test_no_will_to_topics_of_the_server(topic: str) -> None:
+    peer = Host().open(5)
+    peer.send(connect(5, "c", will=Will(topic, b"")))
+    assert peer.next("CONNACK").reason == RULES_REFUSE

@@ -92,11 +92,9 @@ def test_what_was_taken_back_is_taken_again_at_once(owning: OwningHost, fate: Fa
     assert session is None or session.details.epoch == 0
 
 
-def test_a_client_that_waits_until_its_former_session_has_ended(owning: OwningHost) -> None:
-    """Another host takes the client id meanwhile: its session here is not an owner's."""
-    client = owning.connects("c", clean=False, expiry=600)
-    owning.answer(owning.question(), HERE, 7)
-    assert client.next("CONNACK").reason == 0
+def waits_for_the_end(owning: OwningHost, is_proven: bool) -> None:
+    """Let a client begin anew whose former session takes long to clear, and stop while it waits for that."""
+    client = owning.serves("c", clean=False, expiry=600)
     for turn in range(60):
         filters = [(f"f/{turn}/{at}", 1) for at in range(100)]
         client.send(subscribe(5, client.packet_id(), *filters))
@@ -105,9 +103,32 @@ def test_a_client_that_waits_until_its_former_session_has_ended(owning: OwningHo
     again = owning.host.open(5)
     again.conn.fd = client.conn.fd
     again.client_id = "c"
+    if not is_proven:  # its host has another lease
+        owning.stands(2)
     again.send(connect(5, "c", clean=True, properties={"session_expiry_interval": 600}))
+    if not is_proven:
+        owning.host.settle()
+        owning.answer(owning.question(), "", 0, is_known=False, settles=False)
     while "c" not in owning.host.node.endings.clients:
         owning.host.turn()
+
+
+def test_a_client_that_is_not_proven_waits_until_its_former_session_has_ended(owning: OwningHost) -> None:
+    """Its owner is asked for as soon as it has a session, not only before."""
+    waits_for_the_end(owning, is_proven=False)
+    owning.owning.tick(owning.host.now)  # there is no session yet
+    owning.host.settle()
+    session = owning.host.node.sessions.get("c")
+    assert session is not None
+    assert session.details.epoch == 0
+    owning.pass_time(6)
+    claim = owning.question()
+    assert (claim.kind, claim.client_id) == (RequestKind.CLAIM, "c")
+
+
+def test_a_client_that_waits_until_its_former_session_has_ended(owning: OwningHost) -> None:
+    """Another host takes the client id meanwhile: its session here is not an owner's."""
+    waits_for_the_end(owning, is_proven=True)
     owning.taken("c", 8, Fate.CLEAN_START)
     session = owning.host.node.sessions.get("c")
     assert session is not None
