@@ -167,6 +167,7 @@ _HELP: dict[str, str] = {
     "sessions_moved": "Sessions that have come from another host, with their clients or because it drains.",
     "moves_refused": "Sessions that did not come from other hosts because too many were coming at the same time.",
     "owner_requests": "Requests of clients for the owner of a client id (`$mqttd/owner`).",
+    "owner_requests_refused": "Of these those that were not answered, or with an error.",
     "clients_sent_away": "Connections closed because this host drains.",
     "sessions_offered": "Sessions offered to other hosts because this host drains, each as often as it was offered.",
     "messages_handed_over": "Messages that another host still had for a session that it does not own any more.",

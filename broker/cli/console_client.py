@@ -21,7 +21,7 @@ _SECONDS_MAX = 15.0
 
 
 class NoBroker(NoAnswer):
-    """No broker runs on that directory."""
+    """No broker runs on that directory, or it has ended."""
 
 
 def configured_directory(file: str | None) -> str:
@@ -74,10 +74,12 @@ class ConsoleClient:
         try:
             self._socket.sendall(json.dumps({"worker": worker, "ask": encode(request)}).encode() + b"\n")
             line = self._lines.readline()
-        except OSError as error:
+        except TimeoutError as error:
             raise NoAnswer(f"worker {worker} does not answer: {error.strerror or error}") from None
+        except OSError as error:
+            raise NoBroker(f"worker {worker} does not answer: {error.strerror or error}") from None
         if not line:
-            raise NoAnswer(f"worker {worker} does not answer: the broker has closed the connection")
+            raise NoBroker(f"worker {worker} does not answer: the broker has closed the connection")
         said = json.loads(line)
         if "error" in said:
             raise NoAnswer(said["error"])

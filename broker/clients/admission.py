@@ -13,6 +13,7 @@ from pyx.protocol.reasons import ReasonCode
 from pyx.protocol.topics import levels
 
 if TYPE_CHECKING:
+    from broker.config.limits import Limits
     from broker.config.settings import Settings
     from pyx.protocol.packets import Connect, Will
 
@@ -46,6 +47,11 @@ def refusal(packet: Connect, settings: Settings) -> ConnectRefusal | None:
     return _of_will(packet.will, settings) if packet.will is not None else None
 
 
+def fits(topic: bytes, limits: Limits) -> bool:
+    """Whether a topic is within topic_bytes_max and topic_levels_max."""
+    return len(topic) <= limits.topic_bytes_max and levels(topic) <= limits.topic_levels_max
+
+
 def is_servers_own(topic: bytes) -> bool:
     """Whether clients may not publish to a topic, but for requests (pyx.io.publishing)."""
     return topic.partition(b"/")[0] in (b"$SYS", b"$mqttd")
@@ -58,7 +64,7 @@ def _of_will(will: Will, settings: Settings) -> ConnectRefusal | None:
         return ConnectRefusal(ReasonCode.QOS_NOT_SUPPORTED, f"Will QoS above {protocol.maximum_qos}")
     if will.retain and not protocol.retain_available:  # [MQTT-3.2.2-13]
         return ConnectRefusal(ReasonCode.RETAIN_NOT_SUPPORTED, "Will Retain, and nothing is retained here")
-    if len(will.topic) > limits.topic_bytes_max or levels(will.topic) > limits.topic_levels_max:
+    if not fits(will.topic, limits):
         return ConnectRefusal(ReasonCode.TOPIC_NAME_INVALID, "Will Topic beyond topic_bytes_max or topic_levels_max")
     if is_servers_own(will.topic):
         return ConnectRefusal(ReasonCode.NOT_AUTHORIZED, "Will Topic of the server's own")

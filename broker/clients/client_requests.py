@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from broker.clients.admission import is_servers_own
+from broker.clients.admission import fits, is_servers_own
 from pyx.core import counters as count
 from pyx.protocol.message import Message
 from pyx.protocol.properties import pack, unpack
-from pyx.protocol.topics import is_topic_name, levels
+from pyx.protocol.topics import is_topic_name
 
 if TYPE_CHECKING:
     from broker.clients.authorising import Authorising
@@ -64,32 +64,30 @@ class ClientRequests:
         request = unpack(properties, _PUBLISH) if properties else {}
         topic: str = request.get("response_topic", "")
         if not self._may_be_answered(session, topic):
+            self._context.counters.add(count.OWNER_REQUESTS_REFUSED)
             self._context.log.info("request_not_answered", client=session.client_id, topic=topic.encode())
             return
         answer = partial(self._answer, topic.encode(), request.get("correlation_data"))
         client_id = _client_id(payload)
         if client_id is None:
-            answer({"error": f'the payload is not {{"client_id": ID}} with 1 to {CLIENT_ID_BYTES_MAX} bytes'})
+            self._refuse(answer, error=f'the payload is not {{"client_id": ID}} with 1 to {CLIENT_ID_BYTES_MAX} bytes')
         elif self.find is None:
-            answer({"client_id": client_id, "error": "this broker is in no cluster"})
+            self._refuse(answer, client_id=client_id, error="this broker is in no cluster")
         elif self._asked >= ASKED_MAX:
-            answer({"client_id": client_id, "error": "too many requests are not answered yet"})
+            self._refuse(answer, client_id=client_id, error="too many requests are not answered yet")
         else:
             self._asked += 1
             self.find(client_id, partial(self._found, answer, client_id))
 
     def _may_be_answered(self, session: Session, text: str) -> bool:
-        topic, limits = text.encode(), self._context.limits
-        if not is_topic_name(topic) or is_servers_own(topic):
-            return False
-        if len(topic) > limits.topic_bytes_max or levels(topic) > limits.topic_levels_max:
-            return False
-        return self._authorising.may_publish(session, topic, 1, retain=False)
+        topic = text.encode()
+        is_right = is_topic_name(topic) and not is_servers_own(topic) and fits(topic, self._context.limits)
+        return is_right and self._authorising.may_publish(session, topic, 1, retain=False)
 
     def _found(self, answer: Callable[[dict[str, Any]], None], client_id: str, owner: KnownOwner | None) -> None:
         self._asked -= 1
         if owner is None:
-            answer({"client_id": client_id, "error": "it cannot be found out now"})
+            self._refuse(answer, client_id=client_id, error="it cannot be found out now")
         else:
             answer(
                 {
@@ -99,6 +97,10 @@ class ClientRequests:
                     "epoch": owner.epoch if owner.node else None,
                 }
             )
+
+    def _refuse(self, answer: Callable[[dict[str, Any]], None], **content: str) -> None:
+        self._context.counters.add(count.OWNER_REQUESTS_REFUSED)
+        answer(content)
 
     def _answer(self, topic: bytes, correlation_data: bytes | None, content: dict[str, Any]) -> None:
         properties: dict[str, Any] = {"content_type": "application/json", "payload_format_indicator": 1}

@@ -148,6 +148,7 @@ class Draining:
         client_id, details = session.client_id, session.details
         if session.connection is not None:
             self._room -= 1
+            self._told.pop(client_id, None)
             self._told[client_id] = now + _CLIENT_SECONDS
             self._context.counters.add(count.CLIENTS_SENT_AWAY)
             self._closing.end_connection(session.connection, ReasonCode.USE_ANOTHER_SERVER, _WHY)

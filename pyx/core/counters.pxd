@@ -177,6 +177,7 @@ cpdef enum:
     CLIENTS_SENT_AWAY               # connections closed because this host drains
     SESSIONS_OFFERED                # to other hosts, for the same reason
     OWNER_REQUESTS                  # of clients that ask for the owner of a client id
+    OWNER_REQUESTS_REFUSED          # of these: not answered, or with an error
     OWNERS_UNPROVEN                 # CONNECTs accepted although the coordinator did not say who owns the client id
     READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS

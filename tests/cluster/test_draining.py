@@ -205,6 +205,27 @@ def test_the_last_other_host_dies(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("hosts", [((1, 1), "memory")], indirect=True, ids=str)
+def test_the_host_dies_itself(hosts: Hosts) -> None:
+    """Nobody waits for it any more."""
+    host, other = hosts
+    stopped = other.worker_pids().values()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)  # nothing can go there
+    lasting(host, "c").disconnect()
+    try:
+        with command("drain", "--runtime-dir", host.runtime_dir) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "0 clients are connected, 1 sessions are here\n"
+            host.kill()
+            _, err = running.communicate(timeout=5)  # less than for a process that may start again
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert running.returncode == 1
+    assert "does not answer" in err
+
+
+@pytest.mark.parametrize("hosts", [((1, 1), "memory")], indirect=True, ids=str)
 def test_two_hosts_at_the_same_time(hosts: Hosts) -> None:
     """One of them at most is emptied; clients are taken somewhere."""
     running = [command("drain", "--runtime-dir", host.runtime_dir) for host in hosts]

@@ -377,6 +377,17 @@ def test_the_history_is_compacted_while_nobody_looks() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("address", ["", "a", "a" * 255])
+def test_addresses_for_clients(address: str) -> None:
+    own = replace(OWN, client_address=address)
+    assert HostRecord.decode("n1", own.encode()) == own
+
+
+def test_a_record_without_an_address_for_clients() -> None:
+    """Of a host that does not know of them."""
+    assert HostRecord.decode("n1", OWN.encode().replace(b',"client_address":""', b"")) == OWN
+
+
 BAD = {
     "no JSON": b"\xff",
     "no object": b"[]",
@@ -388,6 +399,8 @@ BAD = {
     "an address without a port": OWN.encode().replace(b":7000", b""),
     "an unknown state": OWN.encode().replace(b"joining", b"sleeping"),
     "a short key": OWN.encode().replace(b"a" * 40, b"a" * 39),
+    "an address for clients of two words": OWN.encode().replace(b'"client_address":""', b'"client_address":"a b"'),
+    "a long address for clients": OWN.encode().replace(b'"client_address":""', b'"client_address":"%s"' % (b"a" * 256)),
     "one version": OWN.encode().replace(b"[1,2]", b"[1]"),
     "one byte too many": OWN.encode()[:-1] + b" " * (RECORD_BYTES_MAX - len(OWN.encode()) + 1) + b"}",
 }

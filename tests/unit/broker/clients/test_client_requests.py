@@ -65,7 +65,7 @@ def test_a_question_and_its_answer(qos: int, correlation_data: bytes | None) -> 
         assert peer.next("PUBACK" if qos == 1 else "PUBREC").reason == 0
     assert listener.next("PUBLISH").topic == ANSWERS
     listener.silent()
-    assert host.counters()["owner_requests"] == 1
+    assert (host.counters()["owner_requests"], host.counters()["owner_requests_refused"]) == (1, 0)
 
 
 def test_nobody_owns_it() -> None:
@@ -87,6 +87,7 @@ def test_what_is_no_question(payload: bytes) -> None:
     peer = asker(host)
     ask(peer, payload, 0)
     assert answer(peer) == {"error": 'the payload is not {"client_id": ID} with 1 to 1024 bytes'}
+    assert host.counters()["owner_requests_refused"] == 1
 
 
 @pytest.mark.parametrize("size", [1, 1024])
@@ -103,6 +104,7 @@ def test_no_cluster() -> None:
     peer = asker(host)
     ask(peer, b'{"client_id": "c"}', 0)
     assert answer(peer) == {"client_id": "c", "error": "this broker is in no cluster"}
+    assert host.counters()["owner_requests_refused"] == 1
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,7 @@ def test_a_question_that_cannot_be_answered(response_topic: str | None) -> None:
     peer.publish(TOPIC, b'{"client_id": "c"}', 1, properties=properties)
     assert peer.next("PUBACK").reason == 0
     peer.silent()
+    assert host.counters()["owner_requests_refused"] == 1
 
 
 def test_mqtt_3_has_no_response_topic() -> None:
@@ -159,6 +162,7 @@ def test_so_many_wait_for_an_answer(outstanding: int) -> None:
         then(None)
     host.settle()
     assert answer(peer)["error"] == "it cannot be found out now"
+    assert host.counters()["owner_requests_refused"] == outstanding + 1
     ask(peer, b'{"client_id": "again"}', 0)
     assert len(waiting) == min(outstanding + 1, client_requests.ASKED_MAX) + 1
 
