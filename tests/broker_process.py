@@ -90,11 +90,11 @@ class BrokerProcess(Mqttd):
 
     @property
     def admin(self) -> tuple[str, int]:
-        """Address of its admin interface; it must have been started with ``--admin 127.0.0.1:0``."""
-        said = re.search(r"^  admin +http://([\d.]+):(\d+)$", self.stderr(), re.MULTILINE)
-        if said is not None:
-            return said[1], int(said[2])
-        host, _, port = self.logged("start")[0]["admin"][0].rpartition(":")
+        """Address of its admin interface, since its last start; that must have been with ``--admin 127.0.0.1:0``."""
+        said = re.findall(r"^  admin +http://([\d.]+):(\d+)$", self.stderr(), re.MULTILINE)
+        if said:
+            return said[-1][0], int(said[-1][1])
+        host, _, port = self.logged("start")[-1]["admin"][0].rpartition(":")
         return host, int(port)
 
     def control_pid(self) -> int:

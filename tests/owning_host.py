@@ -22,7 +22,7 @@ from broker.worker.owner_wait import Fate
 from broker.worker.owning import TAKEN, Owning
 from broker.worker.session_parts import LAST, PAGE, STATE, PartHead, SessionTerms
 from tests.moving_pair import Line
-from tests.sansio import Host, Peer
+from tests.sansio import START_MS, Host, Peer
 from tests.wire import connect
 
 __all__ = ["HERE", "OTHER", "THERE", "OwningHost", "owning"]
@@ -37,14 +37,14 @@ class OwningHost:
 
     number = 1
 
-    def __init__(self, ends: contextlib.ExitStack, **cluster: Any) -> None:
+    def __init__(self, ends: contextlib.ExitStack, start_ms: int = START_MS, **cluster: Any) -> None:
         worker_end, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ends.callback(worker_end.close)
         ends.callback(self._control.close)
         worker_end.setblocking(False)
         self._control.setblocking(False)
         etcd = {"etcd": ["http://127.0.0.1:1"], "node_id": HERE, "listen": "tcp://127.0.0.1:1"}
-        self.host = Host(cluster={**etcd, **cluster})
+        self.host = Host(cluster={**etcd, **cluster}, start_ms=start_ms)
         node = self.host.node
         self.is_whole = True
         """Whether no third host is away."""

@@ -3,6 +3,7 @@
     GET /health         200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
     GET /ready          200 while every worker serves, else, also while the broker starts or stops, 503; JSON
     GET /metrics        the counter rows as Prometheus text
+    GET /api/v1/bridges the connections of bridges, and their state; 503 while a worker does not answer; JSON
     GET /api/v1/owner?client_id=ID
                         the host of the cluster that owns a client id; JSON
     GET /api/v1/stores  the size and contents of each worker's store; 503 while a worker does not answer; JSON
@@ -33,7 +34,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 import broker
 from broker.admin.metrics import BrokerState, Rows, WorkerState
-from broker.admin.requests import UNKNOWN, Drain, NoAnswer, Request, StoreStats, decode
+from broker.admin.requests import UNKNOWN, BridgeStates, Drain, NoAnswer, Request, StoreStats, decode
 from broker.admin.workers import Workers
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
@@ -108,6 +109,7 @@ class Control:
         application.router.add_get("/health", self._get_health)
         application.router.add_get("/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
+        application.router.add_get("/api/v1/bridges", self._get_bridges)
         application.router.add_get("/api/v1/owner", self._get_owner)
         application.router.add_get("/api/v1/stores", self._get_stores)
         application.on_response_prepare.append(_head)
@@ -259,6 +261,20 @@ class Control:
         if owner is None:
             return _problem(404, "no host owns this client id", {})
         return _answer(owner, True)
+
+    async def _get_bridges(self, _request: web.Request) -> web.Response:
+        """For a worker that does not answer, the reason is included."""
+        found: list[dict[str, Any]] = []
+        workers = range(self.channel.workers) if self.channel.settings.bridges else ()
+        asked = [self._asking.ask(worker, BridgeStates()) for worker in workers]
+        for worker, answer in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if isinstance(answer, NoAnswer):
+                found.append({"worker": worker, "error": str(answer)})
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found += [{"worker": worker, **each} for each in answer["bridges"]]
+        return _answer({"bridges": found}, all("error" not in each for each in found))
 
     async def _get_stores(self, _request: web.Request) -> web.Response:
         """For a worker that does not answer, the reason is included."""

@@ -174,6 +174,11 @@ _HELP: dict[str, str] = {
     "owners_unproven": "Connections that were accepted although etcd did not say that this host owns their client id.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "
     "of lack of room: an older one of the topic may follow.",
+    "bridges_connected": "Connections of bridges that are joined with the other broker.",
+    "bridge_messages_out": "Messages sent to other brokers by bridges.",
+    "bridge_messages_in": "Messages of other brokers, by bridges.",
+    "bridge_refused": "Messages of bridges that the other broker, or this one, has refused, or that do not fit there: "
+    "their topic is in no table of the bridge any more, or too long with its prefix, or the packet is too large.",
     "reading_paused": "Times that reading a publisher was paused because another worker had no room.",
     "clients_maximum": "Highest number of connected clients of all workers, as seen by this one.",
 }

@@ -10,6 +10,7 @@
                                                                  control process (the number after the last worker's)
                     {"drain": null}                              {"drain": {"on": ..., "connected": N, "sessions": N,
                                                                  "left_behind": N, "coming": N}}, of a worker
+    BridgeStates    {"bridges": "states"}                        {"bridges": [{...}]}, the connections of the worker
     WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
                                                                  (pyx/core/work.pxd)
 
@@ -27,6 +28,7 @@ from typing import Any
 __all__ = [
     "LISTS_MAX",
     "UNKNOWN",
+    "BridgeStates",
     "DeleteSession",
     "Drain",
     "ListEvents",
@@ -99,12 +101,17 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class BridgeStates:
+    """Asks for the state of the worker's bridges."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkDone:
     """Asks for the highest cost of each kind of callback."""
 
 
 Paged = ListSessions | ShowSession | ListEvents
-Request = Paged | DeleteSession | StoreStats | Drain | WorkDone
+Request = Paged | DeleteSession | StoreStats | Drain | BridgeStates | WorkDone
 
 
 def encode(request: Request) -> dict[str, Any]:
@@ -122,6 +129,8 @@ def encode(request: Request) -> dict[str, Any]:
             return {"store": "stats"}
         case Drain(change):
             return {"drain": change}
+        case BridgeStates():
+            return {"bridges": "states"}
         case WorkDone():
             return {"work": "highest"}
 
@@ -141,6 +150,8 @@ def decode(said: object) -> Request | None:
             return StoreStats()
         case {"drain": ("begin" | "end" | None) as change}:
             return Drain(change)
+        case {"bridges": "states"}:
+            return BridgeStates()
         case {"work": "highest"}:
             return WorkDone()
     return None

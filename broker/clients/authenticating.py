@@ -23,6 +23,7 @@ from broker.auth import METHODS
 from broker.auth.cache import Cache
 from broker.auth.contract import Method, MethodError
 from broker.auth.pool import Submit, at_once
+from broker.config.bridges import LOCAL_IDS
 from pyx.core import counters as count
 from pyx.protocol.codec import encode_auth
 from pyx.protocol.reasons import ReasonCode
@@ -130,6 +131,8 @@ class Authenticating:
         self._checks: dict[bytes, _Check] = {}
         self._waiting = 0
         self._exchanges: dict[Connection, _Exchange] = {}
+        self._trusted: set[Connection] = set()
+        """Connections of bridges, before their CONNECT."""
         self.submit: Submit = at_once
         self._anonymous_allowed = context.settings.anonymous_allowed
 
@@ -147,6 +150,8 @@ class Authenticating:
         """Remove a connection that ends. A hash that no connection waits for any more is not computed."""
         if self._exchanges:
             self._exchanges.pop(conn, None)
+        if self._trusted:
+            self._trusted.discard(conn)
         attempt = self._undecided.get(conn) if self._undecided else None
         if attempt is not None:
             check = attempt.check
@@ -160,7 +165,9 @@ class Authenticating:
         """Decide about a CONNECT, now or later."""
         packet, backend = attempt.packet, self._context.settings.credentials
         attempt.number = next(self._numbers)
-        if "authentication_method" in packet.properties:
+        if attempt.conn in self._trusted or attempt.client_id.startswith(LOCAL_IDS):
+            self._begin_bridge(attempt)
+        elif "authentication_method" in packet.properties:
             self._begin_exchange(attempt, backend)
         elif packet.username is None or backend is None:
             if self._anonymous_allowed:
@@ -171,6 +178,18 @@ class Authenticating:
             self._reject(attempt, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "no password")
         else:
             self._check_password(attempt, packet.username, packet.password, backend)
+
+    def trust(self, conn: Connection) -> None:
+        """Accept the next CONNECT of a connection: it is a bridge's of this worker."""
+        self._trusted.add(conn)
+
+    def _begin_bridge(self, attempt: ConnectAttempt) -> None:
+        if attempt.conn in self._trusted:
+            self._trusted.discard(attempt.conn)
+            self._accept(attempt, None)
+        else:
+            why = f"only bridges have client ids that begin with {LOCAL_IDS}"
+            self.closer.refuse(attempt.conn, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, why, client=attempt.client_id)
 
     def waits(self, conn: Connection) -> bool:
         """Whether the next step of the authentication is ours, not the client's."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from broker.config.archive import ARCHIVE_RULES_MAX
+from broker.config.bridges import CONNECTIONS_MAX, TOPICS_MAX, Bridge, BridgeTopic
 from broker.config.limits import Limits
 from broker.config.listeners import LISTENERS_MAX
 from broker.config.loading import environment_name
@@ -51,7 +52,17 @@ def markdown() -> str:
     parts += _rules_markdown("Rules for full queues", "queue", f"at most {QUEUE_RULES_MAX}; a reload applies changes")
     parts += _rules_markdown("Durability of topics", "topic", f"at most {TOPIC_RULES_MAX}; changes need a restart")
     parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; changes need a restart")
+    parts += _bridges_markdown()
     return "\n".join(parts)
+
+
+def _bridges_markdown() -> Iterator[str]:
+    yield "### Bridges\n"
+    which = f"with at most {CONNECTIONS_MAX} connections together; changes need a restart"
+    yield f"Tables `[bridges.NAME]` of the file, {which}. {_prose(Bridge)}\n"
+    yield from _keys_markdown(Bridge)
+    yield f"Tables `[[bridges.NAME.topic]]`; at most {TOPICS_MAX}. {_prose(BridgeTopic)}\n"
+    yield from _keys_markdown(BridgeTopic)
 
 
 def _limits_markdown() -> Iterator[str]:
@@ -78,6 +89,10 @@ def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
     model = RULES[table]
     yield f"### {title}\n"
     yield f"Tables `[[{table}]]` of the file; {which}. {_prose(model)}\n"
+    yield from _keys_markdown(model)
+
+
+def _keys_markdown(model: type[BaseModel]) -> Iterator[str]:
     yield "| key | default | meaning |\n|---|---|---|"
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))

@@ -22,6 +22,7 @@ from broker.auth.chain import Chain
 from broker.auth.contract import Backend, CredentialsError
 from broker.config.addresses import is_loopback, split_address
 from broker.config.archive import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
+from broker.config.bridges import Bridge, bridge_errors
 from broker.config.cluster import Cluster, cluster_errors
 from broker.config.events import Events
 from broker.config.leveldb import LevelDB
@@ -216,6 +217,9 @@ class Settings(BaseModel):
     protocol: Protocol = Field(default_factory=lambda: Protocol())
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
     events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
+    bridges: dict[str, Bridge] = Field(
+        default_factory=dict, json_schema_extra=_RESTART, description="Bridges to other brokers."
+    )
     cluster: Cluster = Field(default_factory=lambda: Cluster(), json_schema_extra=_RESTART)
     limits: Limits = Field(default_factory=lambda: Limits())
 
@@ -289,8 +293,9 @@ RULES: dict[str, type[BaseModel]] = {
     "queue": QueueRule,
     "topic": TopicRule,
     "archive": ArchiveRule,
+    "bridges": Bridge,
 }
-"""The tables that may occur many times (`[[shared]]`); no environment variable sets them."""
+"""The tables that may occur many times (`[[shared]]`, `[bridges.NAME]`); no environment variable sets them."""
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:
@@ -335,6 +340,8 @@ def contradictions(settings: Settings) -> Iterator[str]:
     for rule in settings.shared:
         if rule.when_full == "wait" and rule.strategy in ("round_robin", "least_inflight"):
             yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
+        if rule.hosts == "even" and rule.strategy not in ("round_robin", "least_inflight"):
+            yield f"shared.hosts: 'even' has no meaning for {rule.strategy} (group {rule.group!r})"
     least = settings.leveldb.reserve_bytes_min
     if 0 < (settings.leveldb.reserve_bytes or 0) < least:
         yield (
@@ -351,6 +358,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
             if wrong := wrong_with(text):
                 yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
     yield from archive_errors(settings.archive, settings.store)
+    yield from bridge_errors(settings.bridges)
     yield from cluster_errors(settings.cluster, settings.workers)
     limits = settings.limits
     if 0 < limits.session_expiry_seconds_max < limits.session_expiry_seconds_default_v3:

@@ -41,6 +41,11 @@ class ShareGroupRule(BaseModel):
         description="hash_topic, hash_client, sticky: whether a message whose member is online and has no room goes "
         "to the next one, or waits for it (which keeps the order).",
     )
+    hosts: Literal["local", "even"] = Field(
+        default="local",
+        description="round_robin, least_inflight, in a cluster: whether members on the publisher's host get a message "
+        "if one is online there, or all members of all hosts alike, which sends more between hosts.",
+    )
 
 
 def rule_of(rules: Sequence[ShareGroupRule], group: bytes, topic_filter: bytes) -> ShareGroupRule | None:

@@ -19,7 +19,7 @@ from pyx.core.counters import Row
 from pyx.core.limits import Limits
 from pyx.core.peer import Peer, sibling, siblings
 from pyx.core.timers import TimerWheel
-from pyx.delivery.router import STRATEGIES, WAITS_FLAG, Router
+from pyx.delivery.router import EVEN_FLAG, STRATEGIES, WAITS_FLAG, Router
 from pyx.io.dispatch import Dispatch
 from pyx.matching.retained import Retained
 from pyx.matching.subscriptions import Subscriptions
@@ -112,7 +112,8 @@ class Context:
         rule = rule_of(self.settings.shared, group, topic_filter)
         if rule is None:
             return STRATEGIES["round_robin"]
-        return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
+        flags = WAITS_FLAG * (rule.when_full == "wait") | EVEN_FLAG * (rule.hosts == "even")
+        return STRATEGIES[rule.strategy] | flags
 
     def listener_of(self, conn: Connection) -> str:
         """Return the name of the listener that accepted the connection."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from broker.admin.requests import (
     LISTS_MAX,
     UNKNOWN,
+    BridgeStates,
     DeleteSession,
     Drain,
     ListEvents,
@@ -62,6 +63,8 @@ class Administration:
         self._closing = closing
         self.drain_report: Callable[[], dict[str, Any]] | None = None
         """Returns what is left of a host that drains; None: it is in no cluster."""
+        self.bridges_report: Callable[[], list[dict[str, Any]]] = list
+        """Returns the state of each connection of a bridge."""
         self._lists: dict[int, list[str]] = {}  # oldest first
         self._list_number = 0
 
@@ -89,6 +92,8 @@ class Administration:
                 answer({"store": self._store()})
             case Drain(None) if self.drain_report is not None:
                 answer({"drain": self.drain_report()})
+            case BridgeStates():
+                answer({"bridges": self.bridges_report()})
             case WorkDone() if work.COUNTED:
                 answer({"work": work.highest(), "over": work.over()})
             case _:

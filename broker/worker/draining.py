@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from broker.config.bridges import LOCAL_IDS, local_ids
 from pyx.core import counters as count
 from pyx.core.work import STEP, spend
 from pyx.protocol.reasons import ReasonCode
@@ -108,11 +109,14 @@ class Draining:
 
     def report(self) -> dict[str, int | bool]:
         """Return what is left here."""
-        row = self._context.counters
+        row, settings = self._context.counters, self._context.settings
+        of_bridges = [self._sessions.get(each) for *_, each in local_ids(settings.bridges, settings.cluster.node_id)]
+        stay = [each for each in of_bridges if each is not None]
+        connected = row.get(count.CONNECTIONS_OPENED) - row.get(count.CONNECTIONS_CLOSED)
         return {
             "on": self.is_on,
-            "connected": max(0, row.get(count.CONNECTIONS_OPENED) - row.get(count.CONNECTIONS_CLOSED)),
-            "sessions": len(self._sessions),
+            "connected": max(0, connected - sum(each.connection is not None for each in stay)),
+            "sessions": len(self._sessions) - len(stay),
             "left_behind": self._left_behind(),
             "coming": self._coming(),
         }
@@ -146,6 +150,8 @@ class Draining:
 
     def _send_away(self, session: Session, now: float) -> None:
         client_id, details = session.client_id, session.details
+        if client_id.startswith(LOCAL_IDS):  # bridges are not for other hosts
+            return
         if session.connection is not None:
             self._room -= 1
             self._told.pop(client_id, None)

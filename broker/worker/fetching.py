@@ -15,8 +15,8 @@ from broker.worker.session_parts import (
     ALL_THERE,
     CANCEL,
     DONE,
-    EPOCH,
     GIVE,
+    GIVE_TERMS,
     GO_ON,
     LAST,
     LAST_FOR_NOW,
@@ -27,6 +27,7 @@ from broker.worker.session_parts import (
     STATE,
     PartHead,
     SessionTerms,
+    Wanted,
     decode_subscriptions,
 )
 from pyx.core import counters as count
@@ -229,21 +230,23 @@ class Fetching:
         epoch: int,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
-        is_offered: bool = False,
+        wanted: Wanted = Wanted.SESSION,
     ) -> None:
         """Bring the session of a client from the host that owns it since this epoch. then: called with what has come.
-        unreachable: called instead if that host does not answer. is_offered: that host gives it away, and no client
-        waits for it: no other session has to make room.
+        unreachable: called instead if that host does not answer. One that was offered, for which no client waits, makes
+        no other session make room.
         """
         if len(self._arriving) >= _ARRIVING_MAX:
             self._context.counters.add(count.MOVES_REFUSED)
             then(Fetched.FAILED)
             return
         number = next(self._numbers)
-        if not self._send(host, GIVE, number, client_id, EPOCH.pack(epoch, is_offered)):
+        if not self._send(host, GIVE, number, client_id, GIVE_TERMS.pack(epoch, wanted)):
             unreachable()
             return
-        arrival = self._arriving[client_id] = _Arrival(client_id, number, host, then, unreachable, is_offered)
+        arrival = self._arriving[client_id] = _Arrival(
+            client_id, number, host, then, unreachable, wanted is Wanted.OFFERED
+        )
         self._renew(arrival)
 
     def _is_on_its_way(self, arrival: _Arrival) -> bool:

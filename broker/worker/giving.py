@@ -22,6 +22,7 @@ from broker.worker.session_parts import (
     STATE,
     PartHead,
     SessionTerms,
+    Wanted,
     encode_subscription,
     split_named,
 )
@@ -115,6 +116,8 @@ class Giving:
         self._leaving: dict[str, _Leaving] = {}
         self._left_behind: dict[str, float] = {}
         """Sessions that stay for what hosts that are away may have, and when to look; the earliest first."""
+        self._free: dict[str, float] = {}
+        """Client ids without a session, which another host may take, and until when that is heard; earliest first."""
         self._dropping: set[str] = set()
         """Client ids of sessions that are losing what another host has."""
         state = self._router.state
@@ -152,14 +155,14 @@ class Giving:
     def _until(self) -> float:
         return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
 
-    def give(self, client_id: str, number: int, host: int, epoch: int, is_offered: bool = False) -> None:
-        """Begin to give a session to a host that knows this one as its owner since that epoch. is_offered: because it
-        was offered; its client may have come back since, and stays.
+    def give(self, client_id: str, number: int, host: int, epoch: int, wanted: Wanted) -> None:
+        """Begin to give a session to a host that knows this one as its owner since that epoch. If it was offered, its
+        client may have come back since, and stays.
         """
         former = self._leaving.get(client_id)
         session = self._sessions.get(client_id)
         is_busy = client_id in self._dropping or (former is not None and former.then is not None)
-        if is_offered and session is not None:
+        if wanted is Wanted.OFFERED and session is not None:
             is_busy |= session.connection is not None or session.details.awaiting is not None
         if session is not None and (session.details.epoch != epoch or is_busy):
             self._send(host, CANCEL, number, client_id, b"")
@@ -169,12 +172,17 @@ class Giving:
             session = self._sessions.get(client_id)
         if session is None:
             self._send(host, NOTHING, number, client_id, b"")
+            self._free.pop(client_id, None)
+            self._free[client_id] = self._until()
             return
         leaving = self._leaving[client_id] = _Leaving(session, host, number, self._until())
         if former is not None and former.session is session and leaving.expires is None:
             leaving.expires = former.expires
         self._endings.hold(session)
-        self._context.in_pieces(self._send_state(leaving))
+        if wanted is Wanted.NOTHING:
+            self._send(host, NOTHING, number, client_id, b"")
+        else:
+            self._context.in_pieces(self._send_state(leaving))
 
     def _send_state(self, leaving: _Leaving) -> Iterator[None]:
         session, host, number = leaving.session, leaving.host, leaving.number
@@ -401,6 +409,7 @@ class Giving:
                     self._resolve(client_id)
                 else:
                     self._lost(client_id, leaving)
+        self._look_at_free(now)
         has_away = self._others.has_away()
         for _ in range(min(_LOOKS_MAX, len(self._left_behind))):
             client_id = next(iter(self._left_behind))
@@ -412,3 +421,14 @@ class Giving:
                 del self._left_behind[client_id]
                 if self._sessions.get(client_id) is not None:
                     self._resolve(client_id)
+
+    def _look_at_free(self, now: float) -> None:
+        """Find out who owns the client ids whose session began here after another host was told that there is none."""
+        for _ in range(min(_LOOKS_MAX, len(self._free))):
+            client_id = next(iter(self._free))
+            if self._free[client_id] > now:
+                break
+            del self._free[client_id]
+            session = self._sessions.get(client_id)
+            if session is not None and session.details.epoch and not self.is_leaving(client_id):
+                self._resolve(client_id)

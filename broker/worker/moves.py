@@ -2,8 +2,9 @@
 
 The new host asks, the present owner gives:
 
-    new -> owner    GIVE       u64 epoch: you own it since then; end its connection, and give its session
-    owner -> new    NOTHING    there is none, or it has ended with its connection
+    new -> owner    GIVE       u64 epoch: you own it since then; end its connection, and give its session, or, if its
+                               client starts anew, only hold it
+    owner -> new    NOTHING    there is none, or it has ended with its connection, or it is held
                     CANCEL     not now, or not of that epoch: a host that was away hears a question that is old
                     STATE      its terms and subscriptions, in parts
     new -> owner    GO_ON      all workers and hosts that are there know the subscriptions of the new one
@@ -15,7 +16,7 @@ it (`broker.worker.flushing`) before the first page. So whatever is published is
 host, or both; what comes twice is known by its mark (`pyx.delivery.seen_messages`), and sent once. When all is stored,
 the new host takes the ownership (`broker.worker.owning`), and the former owner ends its session when it hears that.
 Until then the former owner has all of it: if one of the two ends on the way, its session is the one that counts. If it
-does not hear how it went, it asks who owns the client id.
+does not hear how it went, it asks who owns the client id: the new one may have ended after it took it.
 
 A host may have a session whose client another one has taken when nobody heard of it: it was dead, or etcd was away.
 When it finds that out it hands over what it has:
@@ -45,7 +46,7 @@ from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
 from broker.worker.giving import Giving
-from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
 
 if TYPE_CHECKING:
     from broker.clients.capacity import Capacity
@@ -104,7 +105,8 @@ class SessionMoves:
         struct.error.
         """
         if kind == GIVE:
-            self._giving.give(client_id, number, host, *EPOCH.unpack(rest))
+            epoch, wanted = GIVE_TERMS.unpack(rest)
+            self._giving.give(client_id, number, host, epoch, Wanted(wanted))
         elif kind == GO_ON:
             self._giving.go_on(client_id, number, rest == ALL_THERE)
         elif kind == DONE:

@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.cluster.owner_messages import OwnerAnswer, RequestKind, Standing
+from broker.config.bridges import LOCAL_IDS
 from broker.worker.client_messages import ClientMessages
 from broker.worker.draining import OFFER, Draining
 from broker.worker.fetching import Fetched
@@ -33,7 +34,7 @@ from broker.worker.owner_looks import Look, OwnerLooks
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.proving import Proving
-from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE
+from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE, Wanted
 from broker.worker.spare_owners import Release, SpareOwners
 from pyx.core import counters as count
 
@@ -128,7 +129,7 @@ class Owning:
     def open(self, attempt: ConnectAttempt, username: str | None, authentication: dict[str, Any]) -> None:
         """Implements `ConnectionOpener`: opens the connection once this host owns its client id."""
         client_id = attempt.client_id
-        if self.draining.is_on:
+        if self.draining.is_on and not client_id.startswith(LOCAL_IDS):
             self.draining.refuse(attempt.conn, client_id)
             return
         if self._moves.is_leaving(client_id):
@@ -261,11 +262,16 @@ class Owning:
             self._proving.add_unknown(wait.client_id)
             return
         host = self._others.number_of(wait.former)
-        if host is None or wait.fate is Fate.CLEAN_START:
+        if host is None:
             self._questions.ask(wait)
             return
 
+        is_clean = wait.fate is Fate.CLEAN_START
+
         def came(fetched: Fetched) -> None:
+            if is_clean:
+                self._questions.ask(wait)
+                return
             if fetched is Fetched.FAILED and attempt is None and wait.attempt is not None:  # its client came meanwhile
                 wait.fate = Fate.CLEAN_START if wait.attempt.packet.clean_start else Fate.STAYS
                 self._take(wait)
@@ -292,9 +298,10 @@ class Owning:
             elif outcome is not LateOutcome.DONE:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
-                self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable, wait.attempt is None)
+                wanted = Wanted.OFFERED if attempt is None else Wanted.NOTHING if is_clean else Wanted.SESSION
+                self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable, wanted)
 
-        if self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
+        if not is_clean and self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:
             self._moves.hand_over(wait.client_id, host, fetch)  # of a time when this host was the owner: it comes back
         else:
             fetch(LateOutcome.DONE)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from broker.auth.pool import HashPool
+from broker.bridges.bridges import Bridges
 from broker.clients.closing import AT_ONCE
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
@@ -142,8 +143,11 @@ class Worker:
         authenticating.submit = self.hashes.submit
         self._mesh: WorkerMesh | None = None
         self._listening = self._stopping = self._polls_soon = False
+        self._ends: asyncio.Task[None] | None = None
         self._handoffs = Handoffs(channel, node.context, node.connecting, self._closing, node.dispatch, self.reactor)
         node.hand_over = self._handoffs.hand_over
+        self._bridges = Bridges(node.context, node.sessions, authenticating, self._closing, self.reactor)
+        self._administration.bridges_report = self._bridges.report
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
         self._measure_at = now
         self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
@@ -226,6 +230,7 @@ class Worker:
         # Not earlier: siblings hand over connections to a worker that starts, and it must not ack before all are heard.
         self.reactor.watch_in_round(self.channel.handoff_receive.fileno(), self._handoffs.take_in)
         self.channel.ready()
+        self._bridges.start()
 
     def _peers_changed(self) -> None:
         if self._handoffs.waits:
@@ -299,6 +304,7 @@ class Worker:
         if self._stopping:
             return
         self._stopping = True
+        self._ends = self.loop.create_task(self._bridges.stop())
         self._handoffs.stop()
         if self._mesh is not None:
             self._mesh.stop_acknowledging()

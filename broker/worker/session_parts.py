@@ -1,6 +1,6 @@
 """The messages by which a session moves between hosts (`broker.worker.moves`): their kinds and contents.
 
-    GIVE        u64 epoch, u8: 1 if the session was offered (`broker.worker.draining`)
+    GIVE        u64 epoch, u8 what is wanted (`Wanted`)
     STATE       head of a part; first the terms of the session, then its subscriptions
     PAGE, LATE  head of a part; records of `pyx.delivery.moving`
     GO_ON, DONE u8: 1 if all hosts know the subscriptions of the sender's session, 0 if one is away
@@ -12,6 +12,7 @@ Version 1; a part of another version is refused.
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyx.protocol.packets import Subscription
@@ -24,8 +25,8 @@ __all__ = [
     "ALL_THERE",
     "CANCEL",
     "DONE",
-    "EPOCH",
     "GIVE",
+    "GIVE_TERMS",
     "GO_ON",
     "LAST",
     "LAST_FOR_NOW",
@@ -38,6 +39,7 @@ __all__ = [
     "STATE",
     "PartHead",
     "SessionTerms",
+    "Wanted",
     "decode_subscriptions",
     "encode_subscription",
     "split_named",
@@ -55,7 +57,7 @@ DONE: Final = b"D"
 ALL_THERE: Final = b"\x01"
 ONE_AWAY: Final = b"\x00"
 PAGE_BYTES: Final = 64 << 10
-EPOCH: Final = struct.Struct("<Q?")
+GIVE_TERMS: Final = struct.Struct("<QB")
 MORE: Final = 0
 LAST: Final = 1
 LAST_FOR_NOW: Final = 2
@@ -73,6 +75,16 @@ _SUBSCRIPTION: Final = struct.Struct("<HBI")
 _IDENTIFIER_MAX: Final = 268_435_455
 _RETAIN_HANDLING: Final = 0x30
 _NEVER_RETAINED: Final = 0x20
+
+
+class Wanted(IntEnum):
+    """What a host wants of the session of a client id that it is about to take."""
+
+    SESSION = 0
+    OFFERED = 1
+    """The session: it was offered (`broker.worker.draining`), and no client waits for it."""
+    NOTHING = 2
+    """Its client starts anew. It is held until it is heard, or found out, who owns the client id."""
 
 
 class PartHead(NamedTuple):

@@ -36,6 +36,7 @@ cpdef enum:
     STORE_FAILED                    # 1: the disk fails, nothing becomes durable
     STORE_UNWRITTEN_BYTES           # given to the store, not written yet
     RECORDS_SET_ASIDE               # unreadable records of the store
+    BRIDGES_CONNECTED               # connections of bridges that are joined with the other broker
     # connections
     CONNECTIONS_ACCEPTED
     CONNECTIONS_HANDED_OVER
@@ -179,6 +180,9 @@ cpdef enum:
     OWNER_REQUESTS                  # of clients that ask for the owner of a client id
     OWNER_REQUESTS_REFUSED          # of these: not answered, or with an error
     OWNERS_UNPROVEN                 # CONNECTs accepted although the coordinator did not say who owns the client id
+    BRIDGE_MESSAGES_OUT             # to other brokers
+    BRIDGE_MESSAGES_IN
+    BRIDGE_REFUSED                  # of both: refused by the broker that was to get them, or not fit for it
     READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS
     CLIENTS_MAXIMUM                 # highest number of connected clients of all workers, as this one saw it

@@ -20,7 +20,8 @@ cdef enum Strategy:
     HASH_CLIENT = 4
     STICKY = 5
     STRATEGY_MASK = 0x0F
-    WAITS = 0x10            # flag in the result of `strategy_of`
+    WAITS = 0x10            # flags in the result of `strategy_of`
+    EVEN = 0x20
 
 
 cdef class Enrolling(Teller):
@@ -31,7 +32,7 @@ cdef class Enrolling(Teller):
     cdef BackPressure back_pressure
     cdef Bounding bounding
 
-    cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS; None: round robin
+    cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS, | EVEN; None: round robin
     cdef uint32_t strategy_turn         # number of calls of `strategies_changed`
     cdef list full_groups               # numbers of groups announced to siblings as full
 

@@ -49,6 +49,7 @@ cdef class Enrolling(Teller):
         cdef uint32_t i
         g.strategy = answer & STRATEGY_MASK
         g.waits = answer & WAITS != 0
+        g.even = answer & EVEN != 0
         if g.strategy >= HASH_TOPIC:
             for i in range(g.members.count):
                 self.enroll(g, <Session>g.members.items[i].session)
@@ -87,6 +88,7 @@ cdef class Enrolling(Teller):
         if answer & STRATEGY_MASK >= HASH_TOPIC or enrolled == 0:
             g.strategy = answer & STRATEGY_MASK
             g.waits = answer & WAITS != 0
+            g.even = answer & EVEN != 0
         if enrolled == (g.members.count if g.strategy >= HASH_TOPIC else 0) and g.strategy == answer & STRATEGY_MASK:
             return None
         work(g.members.count * OBJECT)

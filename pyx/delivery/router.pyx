@@ -36,7 +36,7 @@ from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
 from pyx.delivery.enrolling cimport (
-    Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS,
+    EVEN, Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS,
 )
 from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.handing_on cimport HandingOn
@@ -71,7 +71,7 @@ STRATEGIES = {
     "hash_client": HASH_CLIENT,
     "sticky": STICKY,
 }
-WAITS_FLAG = WAITS
+WAITS_FLAG, EVEN_FLAG = WAITS, EVEN
 cdef bytes NOTHING = b"\0nothing"              # a key that never exists
 
 

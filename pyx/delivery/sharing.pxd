@@ -34,6 +34,7 @@ cdef class Sharing:
     cdef FanOut fanout
 
     cdef int chosen(self, Entry* e) except -1                   # 0, or the reason of the refusal
+    cdef uint32_t online_here(self, Group* g, uint64_t siblings) noexcept
     cdef int chosen_host(self, Entry* e, uint64_t* plain) except -1
     cdef int know_publisher(self, const Group* g, const Entry* e) except -1
     cdef int choose_anywhere(self, Group* g, uint64_t key, uint64_t offline, uint64_t without,

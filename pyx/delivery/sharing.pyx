@@ -76,22 +76,33 @@ cdef class Sharing:
 
     cdef int choose_anywhere(self, Group* g, uint64_t key, uint64_t offline, uint64_t without,
                              uint64_t* plain) except -1:
-        # a member of this host, unless none of them is online, and one of another host is. offline, without: peers
-        # that reported no online member, or no member
+        # a member of this host, unless none of them is online, and one of another host is; or, if the group is even, of
+        # any host. offline, without: peers that reported no online member, or no member
         cdef uint64_t rails = g.siblings & self.peers.rails & ~without
         cdef uint64_t live = g.siblings_online & self.peers.live_for_interest & ~offline & ~without
         cdef int chosen
-        if rails == 0 or g.members.online or live & ~rails:
+        if rails == 0 or not g.even and (g.members.online or live & ~rails):
             return self.choose(g, key, offline, without | rails, plain)
         if g.strategy == STICKY:
             key = g.number              # the same host for all
-        chosen = self.weigh(g, live & rails, 0, True, key)
+        chosen = self.weigh(g, live & rails, self.online_here(g, live & ~rails) if g.even else 0, True, key)
         if chosen == NOBODY and g.members.count == 0 and g.siblings & ~without & ~rails == 0:
             chosen = self.weigh(g, rails, 0, False, key)
-        if chosen == NOBODY:
+        if chosen < 0:
             return self.choose(g, key, offline, without | rails, plain)
         g.turn += 1
         return self.send(g, chosen, key, True, plain)
+
+    cdef uint32_t online_here(self, Group* g, uint64_t siblings) noexcept:
+        # online members of this host, on this worker and these siblings
+        cdef uint32_t total = g.members.online
+        cdef int p = 0
+        while siblings:
+            if siblings & 1:
+                total += g.elsewhere[p].online
+            siblings >>= 1
+            p += 1
+        return total
 
     cdef int share_here(self, Group* g) except -1:
         # send it to one of this worker's members

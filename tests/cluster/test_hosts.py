@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -222,6 +223,28 @@ def test_a_share_group_over_hosts_gets_each_message_once(pair: Hosts) -> None:
     assert sum(taken(member) for member in members[2:]) == 20
     assert there.counter("dropped_no_member") == here.counter("dropped_no_member") == 0
     close(publisher, *members[2:])
+
+
+def test_an_even_share_group_is_spread_over_all_members(tmp_path: Path) -> None:
+    """Whichever host a message is published on, and however many workers and members each has."""
+    file = tmp_path / "mqttd.toml"
+    file.write_text('[[shared]]\ngroup = "even"\nstrategy = "round_robin"\nhosts = "even"\n')
+    with hosts_of([2, 1, 2], environment={"MQTTD_CONFIG": str(file)}) as hosts:
+        members = [hosts[at].client(f"member-{number}") for number, at in enumerate([0, 1, 2, 2, 2])]
+        for member in members:
+            member.subscribe("$share/even/shared/#", qos=1)
+        publishers = everywhere(hosts, "publisher-")
+        for number in range(100):
+            for publisher in publishers:
+                publisher.publish(f"shared/{number}", b"", qos=1)
+        got = [taken(member) for member in members]
+        assert sum(got) == 500
+        assert max(got) - min(got) <= 25
+        close(*members[1:])
+        for publisher in publishers:
+            publisher.publish("shared/x", b"", qos=1)
+        assert taken(members[0]) == 5, "the only one that is left"
+        close(members[0], *publishers)
 
 
 def taken(member: Client) -> int:

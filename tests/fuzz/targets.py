@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from pyx.bridge.crossing import Crossing, TopicMap
 from pyx.loadgen.client import Client
 from pyx.loadgen.tally import Tally
 from pyx.mesh.connection import ReceiveBuffer, ZmtpConnection
@@ -127,6 +128,36 @@ def heard(data: bytes, cut: int, version: int) -> tuple[list[str], bytes]:
     return came, bytes(one.take_output())
 
 
+def bridge(data: bytes) -> None:
+    """What a broker says to a bridge gives whole packets for the other broker, or a documented error, wherever it is
+    cut.
+    """
+    for of in (4, 5):
+        for to in (4, 5):
+            expected, crossed = crossing(data, len(data), of, to)
+            ends = [0, *(end for _, _, end in split(crossed))]
+            assert ends[-1] == len(crossed), f"{of} to {to}: a packet without its end: {crossed!r}"
+            for cut in {0, 1, 2, len(data) // 2, len(data) - 1} & set(range(len(data))):
+                got = crossing(data, cut, of, to)
+                assert got == (expected, crossed), f"{of} to {to}, cut at {cut}: {got}, whole: {expected, crossed}"
+
+
+def crossing(data: bytes, cut: int, of: int, to: int) -> tuple[str, bytes]:
+    """Feed the input in two parts; return the error, if there was one, and what crosses, answers included."""
+    way = Crossing([TopicMap(b"a/#", b"a/", b"bridged/"), TopicMap(b"#", b"", b"")], 100_000)
+    way.begin(of, to, 1000, True)
+    out = b""
+    try:
+        for part in (data[:cut], data[cut:]):
+            out += way.feed(part)
+            while way.is_behind:
+                out += way.feed(b"")
+    except (MalformedPacket, ProtocolError) as error:
+        return documented(error), b""
+    own = way.own_packets()
+    return f"{len(own)} of its own", out + way.answers()
+
+
 def mesh(data: bytes) -> None:
     """What a sibling says gives messages, the end of its connection, or a wait for more, wherever it is cut."""
     for types in ((b"PULL", b"PUSH"), (b"PUSH", b"PULL")):
@@ -171,6 +202,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "prefixes_wait": prefixes_wait,
     "topics": topic_functions,
     "load_client": load_client,
+    "bridge": bridge,
     "mesh": mesh,
 }
 

@@ -495,6 +495,10 @@ def test_strategies_of_share_groups_are_tables_in_order(write: Write) -> None:
             'group = "a"\nstrategy = "round_robin"\nwhen_full = "wait"',
             "shared.when_full: 'wait' has no meaning for round_robin (group 'a')",
         ),
+        (
+            'group = "a"\nstrategy = "sticky"\nhosts = "even"',
+            "shared.hosts: 'even' has no meaning for sticky (group 'a')",
+        ),
     ],
 )
 def test_mistakes_in_strategies_of_share_groups(write: Write, text: str, error: str) -> None:

@@ -11,7 +11,7 @@ from broker.cluster.owner_messages import RequestKind
 from broker.worker.draining import OFFER, Taker
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN
-from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, EPOCH, GIVE, GO_ON, LATE, NOTHING
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
 from pyx.core import counters as count
 from tests.owning_host import HERE, OTHER, THERE, OwningHost, owning
 
@@ -119,7 +119,7 @@ def test_what_is_not_offered(owning: OwningHost) -> None:
     doubtful = owning.host.node.sessions.get("doubtful")
     assert doubtful is not None
     doubtful.details.epoch = 0
-    owning.hears(GIVE, 5, "leaves", EPOCH.pack(7, False))
+    owning.hears(GIVE, 5, "leaves", GIVE_TERMS.pack(7, Wanted.SESSION))
     owning.owning.draining.set(True, TAKERS)
     owning.pass_time(3)
     assert offers(owning) == 0
@@ -277,7 +277,7 @@ def test_it_is_taken_on_while_it_comes(owning: OwningHost) -> None:
 
 def gives(owning: OwningHost, number: int = 5, is_offered: bool = True) -> None:
     """Let the other host ask for the session of c, which is owned here since 7."""
-    owning.hears(GIVE, number, "c", EPOCH.pack(7, is_offered))
+    owning.hears(GIVE, number, "c", GIVE_TERMS.pack(7, Wanted.OFFERED if is_offered else Wanted.SESSION))
 
 
 def test_a_take_that_was_not_heard_is_told_to_the_former_owner(owning: OwningHost) -> None:
@@ -294,6 +294,7 @@ def test_a_take_without_a_session_that_was_not_heard(owning: OwningHost) -> None
     """Its client begins anew and goes at once: the former owner hears of it all the same, and the ownership ends."""
     client = owning.connects("c")
     owning.answer(owning.question(), THERE, 8)
+    owning.hears(NOTHING, owning.told[-1][1], "c")
     owning.answer(owning.question(), "", 0, is_known=False)
     assert client.next("CONNACK").reason == 0
     owning.host.lose(client)
@@ -394,9 +395,12 @@ def test_its_client_is_served_although_it_does_not_come(owning: OwningHost, how:
         owning.host.settle()
     else:
         owning.hears(CANCEL, number, "c")
-        if not clean:
-            assert owning.told[-1][0] == GIVE
-            owning.comes("c", owning.told[-1][1])
+        kind, number = owning.told[-1]
+        assert kind == GIVE
+        if clean:
+            owning.hears(NOTHING, number, "c")
+        else:
+            owning.comes("c", number)
     take = owning.question()
     assert take.kind == RequestKind.TAKE
     owning.answer(take, HERE, 9)

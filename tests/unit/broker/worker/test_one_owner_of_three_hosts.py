@@ -1,5 +1,5 @@
-"""A client that connects to three hosts, which drain now and then: in the end one of them owns it and has its session,
-whatever the coordinator's answers that are not heard.
+"""A client that connects to three hosts, which drain now and then, and whose workers are killed: in the end one of them
+owns it and has its session, whatever the coordinator's answers that are not heard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from broker.cluster.owner_messages import OwnerRequest, RequestKind
 from broker.worker.draining import Taker
 from tests.owning_host import OwningHost
-from tests.sansio import Peer
+from tests.sansio import START_MS, Peer
 
 NODES = ["one", "two", "three"]
 
@@ -21,10 +21,10 @@ NODES = ["one", "two", "three"]
 class OneOfThree(OwningHost):
     """A host with two others, and what it has told them."""
 
-    def __init__(self, ends: contextlib.ExitStack, at: int) -> None:
+    def __init__(self, ends: contextlib.ExitStack, at: int, start_ms: int = START_MS) -> None:
         self.number = at + 1
         self.sent: list[deque[tuple[bytes, bytes]]] = [deque() for _ in NODES]
-        super().__init__(ends, node_id=NODES[at])
+        super().__init__(ends, start_ms, node_id=NODES[at])
 
     def number_of(self, node: str) -> int | None:
         return NODES.index(node) + 1 if node in NODES else None
@@ -43,6 +43,7 @@ class ThreeHosts:
     def __init__(self, ends: contextlib.ExitStack, seed: int, unheard: float) -> None:
         self.chance = random.Random(seed)
         self.unheard = unheard
+        self._ends = ends
         self.hosts = [OneOfThree(ends, at) for at in range(len(NODES))]
         self.owners: dict[str, tuple[str, int]] = {}
         self._epoch = 10
@@ -86,6 +87,13 @@ class ThreeHosts:
                 if not self.step():
                     break
 
+    def kill(self, at: int) -> None:
+        """Let the worker of a host be killed, with its sessions; what it has told others arrives or not."""
+        killed = self.hosts[at]
+        self.hosts[at] = OneOfThree(self._ends, at, killed.host.now_ms + 1000)
+        for line, left in zip(self.hosts[at].sent, killed.sent, strict=True):
+            line += list(left)[: self.chance.randrange(len(left) + 1)]
+
     def drain(self, draining: set[int]) -> None:
         """Let these hosts drain, if others take their clients."""
         takers = [Taker(at + 1, "") for at in range(len(NODES)) if at not in draining]
@@ -93,9 +101,9 @@ class ThreeHosts:
             host.owning.draining.set(at in draining, [each for each in takers if each.number != at + 1])
 
 
-@pytest.mark.parametrize("unheard", [0, 0.1])
+@pytest.mark.parametrize(("unheard", "killed"), [(0, 0), (0.1, 0), (0, 0.1), (0.1, 0.2)])
 @pytest.mark.parametrize("seed", [*range(25), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(25, 300))])
-def test_in_the_end_one_host_has_the_session_and_owns_it(seed: int, unheard: float) -> None:
+def test_in_the_end_one_host_has_the_session_and_owns_it(seed: int, unheard: float, killed: float) -> None:
     with contextlib.ExitStack() as ends:
         three = ThreeHosts(ends, seed, unheard)
         chance, clients, draining = three.chance, list[tuple[OneOfThree, Peer]](), set[int]()
@@ -113,6 +121,11 @@ def test_in_the_end_one_host_has_the_session_and_owns_it(seed: int, unheard: flo
                 three.drain(draining)
             for _ in range(chance.randrange(6)):
                 three.step()
+            if chance.random() < killed:
+                at = chance.randrange(len(NODES))
+                clients = [each for each in clients if each[0] is not three.hosts[at]]
+                three.kill(at)
+                three.drain(draining)
             if chance.random() < 0.3:
                 three.pass_time(chance.choice([1, 3, 12]))
         three.drain(set())

@@ -7,7 +7,7 @@ import pytest
 from broker.cluster.owner_messages import RequestKind
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN
-from broker.worker.session_parts import GIVE, GO_ON, LATE, NOTHING
+from broker.worker.session_parts import GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
 from tests.owning_host import HERE, THERE, OwningHost, owning
 from tests.wire import connect, subscribe
 
@@ -34,6 +34,7 @@ def test_an_answer_that_is_older_than_a_take_over(owning: OwningHost) -> None:
     again = owning.question()
     assert (again.kind, again.client_id) == (RequestKind.CLAIM, "c")
     owning.answer(again, THERE, 8)
+    owning.hears(NOTHING, owning.told[-1][1], "c")
     take = owning.question()
     assert (take.kind, take.epoch) == (RequestKind.TAKE, 8)
     owning.answer(take, HERE, 9)
@@ -172,3 +173,55 @@ def test_a_session_that_has_come_and_is_taken_again_before_it_is_served(owning: 
     owning.answer(owning.question(), THERE, 10)
     assert owning.told[-1][0] == LATE
     assert owning.host.node.sessions.get("c") is session
+
+
+def test_a_client_that_starts_anew_elsewhere_is_not_served_until_it_is_known_who_owns_it(owning: OwningHost) -> None:
+    """The other host asks before it takes the client id: it may be killed before it tells."""
+    client = owning.serves("c", expiry=600, clean=False)
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.NOTHING))
+    assert client.closed
+    assert owning.told == [(NOTHING, 5)]
+    owning.pass_time(11)
+    owning.answer(owning.question(), THERE, 9)
+    assert owning.told[-1][0] == LATE, "what it has is handed over"
+    owning.hears(NOTHING, owning.told[-1][1], "c")
+    question = owning.question()
+    assert (question.kind, question.epoch) == (RequestKind.TAKE, 9), "the other one has no session: it is taken back"
+    owning.answer(question, HERE, 12)
+    owning.hears(GIVEN, 12, "c")
+    session = owning.host.node.sessions.get("c")
+    assert session is not None
+    assert session.details.epoch == 12
+
+
+def test_the_session_of_a_client_that_starts_anew_elsewhere_ends(owning: OwningHost) -> None:
+    owning.serves("c", expiry=600, clean=False)
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.NOTHING))
+    owning.taken("c", 9, Fate.CLEAN_START)
+    assert owning.host.node.sessions.get("c") is None
+    owning.pass_time(11)
+    assert not owning.has_asked()
+
+
+def test_a_client_starts_anew_here_after_the_former_owner_was_asked(owning: OwningHost) -> None:
+    client = owning.connects("c", clean=True)
+    owning.answer(owning.question(), THERE, 7)
+    kind, number = owning.told[-1]
+    assert kind == GIVE
+    assert not owning.has_asked(), "it is taken when the other host has answered"
+    owning.hears(NOTHING, number, "c")
+    question = owning.question()
+    assert (question.kind, question.epoch) == (RequestKind.TAKE, 7)
+    owning.answer(question, HERE, 8)
+    owning.hears(GIVEN, 8, "c")
+    assert client.next("CONNACK").reason == 0
+
+
+def test_a_session_that_begins_after_another_host_was_told_that_there_is_none(owning: OwningHost) -> None:
+    """The other one has taken the client id, and was killed before it told: this host would never hear of it."""
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.SESSION))
+    assert owning.told == [(NOTHING, 5)]
+    client = owning.serves("c", epoch=7)
+    owning.pass_time(11)
+    owning.answer(owning.question(), THERE, 9)
+    assert client.closed

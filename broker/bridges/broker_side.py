@@ -1,0 +1,191 @@
+"""One of the two brokers of a bridge: its connection, and what comes from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from pyx.bridge.crossing import Crossing
+from pyx.core.work import callback
+from pyx.protocol.codec import decode
+from pyx.protocol.packets import Auth, Connack, Disconnect, Packet, Suback, Unsuback
+from pyx.protocol.reasons import MqttError
+
+__all__ = ["BridgeError", "BrokerSide"]
+
+_CONNACK: Final = 0
+"""Number under which CONNACK is waited for; Packet Identifiers begin at 1."""
+
+
+class BridgeError(Exception):
+    """A bridge cannot be made, or has ended. The text is why, in one line."""
+
+
+class BrokerSide(asyncio.Protocol):
+    """One broker, as the bridge that is its client sees it. crossing: of its packets. defect: reports internal errors.
+
+    What comes for the other broker before that takes packets (`join`) is held back, and no more of it is read.
+    """
+
+    def __init__(self, crossing: Crossing, version: int, defect: Callable[[Exception], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._crossing = crossing
+        self._version = version
+        self._defect = defect
+        self._transport: asyncio.Transport | None = None
+        self._other: BrokerSide | None = None
+        self._held: list[bytes] = []
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reads = True
+        self._is_other_full = False
+        self._goes_on = False
+        self.discards = False
+        """Whether messages are neither passed on nor acknowledged."""
+        self.heard_at = self._loop.time()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        """Done with the reason when the connection has ended."""
+
+    # ------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note the connection."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are like it, and no subclasses
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Note that the connection has ended."""
+        self._end("the connection was closed" if error is None else f"the connection has failed: {error}")
+
+    @callback("watched")
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        self.heard_at = self._loop.time()
+        self._take(data)
+
+    def pause_writing(self) -> None:
+        """Read no more of the other broker: this one is slower."""
+        if self._other is not None:
+            self._other.set_other_full(True)
+
+    def resume_writing(self) -> None:
+        """Read the other broker again."""
+        if self._other is not None:
+            self._other.set_other_full(False)
+
+    # ------------------------------------------------------------ what comes
+
+    def _take(self, data: bytes) -> None:
+        try:
+            packets = self._crossing.feed(data)
+            answers = self._crossing.answers()
+            self.write(b"" if self.discards else answers)
+            for packet in self._crossing.own_packets():
+                self._own(decode(packet, self._version, from_server=True))
+        except MqttError as error:
+            self._end(f"it has sent what is not MQTT: {error}")
+            return
+        except Exception as error:  # noqa: BLE001  a bridge ends, and not its worker
+            self._defect(error)
+            self._end("an internal error: the log has the details")
+            return
+        if self.discards:
+            packets = b""
+        if self._other is not None:
+            self._other.write(packets)
+        elif packets:
+            self._held.append(packets)
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Read on unless the other broker is slower, or has to be waited for; soon, if there is more at hand."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        reads = not (self._held or self._is_other_full or self._crossing.is_behind)
+        if reads != self._reads:
+            self._reads = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        if self._crossing.is_behind and not (self._held or self._is_other_full or self._goes_on):
+            self._goes_on = True
+            self._loop.call_soon(self._go_on)
+
+    @callback("watched")
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if not self.ended.done():
+            self._take(b"")
+
+    def _own(self, packet: Packet) -> None:
+        if isinstance(packet, Disconnect):
+            self._end(f"it has ended the connection: {_reason(packet)}")
+        elif isinstance(packet, Auth):
+            self._end("it asks for an authentication that bridges do not have")
+        elif isinstance(packet, Connack):
+            self._answered(_CONNACK, packet)
+        elif isinstance(packet, Suback | Unsuback):
+            self._answered(packet.packet_id, packet)
+
+    def _answered(self, number: int, packet: Packet) -> None:
+        waits = self._waiting.pop(number, None)
+        if waits is not None and not waits.done():
+            waits.set_result(packet)
+
+    def _end(self, why: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(why)
+        for waits in self._waiting.values():
+            if not waits.done():
+                waits.set_exception(BridgeError(why))
+        self._waiting.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ------------------------------------------------------------ for the bridge
+
+    def join(self, other: BrokerSide) -> None:
+        """Pass on what comes to the other broker from now on, and what is held back."""
+        self._other = other
+        held, self._held = self._held, []
+        for packets in held:
+            other.write(packets)
+        self._read_or_not()
+
+    def set_other_full(self, is_full: bool) -> None:
+        """Read, or do not read, for the time being."""
+        self._is_other_full = is_full
+        self._read_or_not()
+
+    def write(self, packets: bytes) -> None:
+        """Send packets to this broker."""
+        if packets and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(packets)
+
+    async def connect(self, packet: bytes) -> Connack:
+        """Send CONNECT; return the CONNACK. Raises BridgeError."""
+        connack: Connack = await self._ask(_CONNACK, packet)
+        return connack
+
+    async def ask(self, number: int, packet: bytes) -> Suback | Unsuback:
+        """Send SUBSCRIBE or UNSUBSCRIBE with this Packet Identifier; return the answer. Raises BridgeError."""
+        answer: Suback | Unsuback = await self._ask(number, packet)
+        return answer
+
+    async def _ask(self, number: int, packet: bytes) -> Any:
+        if self.ended.done():
+            raise BridgeError(self.ended.result())
+        waits = self._waiting[number] = self._loop.create_future()
+        self.write(packet)
+        return await waits
+
+    def close(self, last: bytes = b"") -> None:
+        """Send this, if possible, and close the connection."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.write(last)
+            self._transport.close()
+
+
+def _reason(packet: Disconnect) -> str:
+    text = packet.properties.get("reason_string", "")
+    return f"reason 0x{packet.reason_code:02x}{f' ({text})' if text else ''}"

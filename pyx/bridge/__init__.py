@@ -1,0 +1,1 @@
+"""The way of messages over a bridge to another broker."""
