@@ -25,9 +25,9 @@ from broker.worker.session_parts import (
     ONE_AWAY,
     PAGE,
     STATE,
+    GiveKind,
     PartHead,
     SessionTerms,
-    Wanted,
     decode_subscriptions,
 )
 from pyx.core import counters as count
@@ -230,7 +230,7 @@ class Fetching:
         epoch: int,
         then: Callable[[Fetched], None],
         unreachable: Callable[[], None],
-        wanted: Wanted = Wanted.SESSION,
+        wanted: GiveKind = GiveKind.SESSION,
     ) -> None:
         """Bring the session of a client from the host that owns it since this epoch. then: called with what has come.
         unreachable: called instead if that host does not answer. One that was offered, for which no client waits, makes
@@ -245,7 +245,7 @@ class Fetching:
             unreachable()
             return
         arrival = self._arriving[client_id] = _Arrival(
-            client_id, number, host, then, unreachable, wanted is Wanted.OFFERED
+            client_id, number, host, then, unreachable, wanted is GiveKind.OFFERED
         )
         self._renew(arrival)
 

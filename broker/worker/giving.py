@@ -20,9 +20,9 @@ from broker.worker.session_parts import (
     PAGE,
     PAGE_BYTES,
     STATE,
+    GiveKind,
     PartHead,
     SessionTerms,
-    Wanted,
     encode_subscription,
     split_named,
 )
@@ -155,14 +155,14 @@ class Giving:
     def _until(self) -> float:
         return self._router.state.now_ms / 1000 + _SILENCE_SECONDS
 
-    def give(self, client_id: str, number: int, host: int, epoch: int, wanted: Wanted) -> None:
+    def give(self, client_id: str, number: int, host: int, epoch: int, wanted: GiveKind) -> None:
         """Begin to give a session to a host that knows this one as its owner since that epoch. If it was offered, its
         client may have come back since, and stays.
         """
         former = self._leaving.get(client_id)
         session = self._sessions.get(client_id)
         is_busy = client_id in self._dropping or (former is not None and former.then is not None)
-        if wanted is Wanted.OFFERED and session is not None:
+        if wanted is GiveKind.OFFERED and session is not None:
             is_busy |= session.connection is not None or session.details.awaiting is not None
         if session is not None and (session.details.epoch != epoch or is_busy):
             self._send(host, CANCEL, number, client_id, b"")
@@ -179,7 +179,7 @@ class Giving:
         if former is not None and former.session is session and leaving.expires is None:
             leaving.expires = former.expires
         self._endings.hold(session)
-        if wanted is Wanted.NOTHING:
+        if wanted is GiveKind.NOTHING:
             self._send(host, NOTHING, number, client_id, b"")
         else:
             self._context.in_pieces(self._send_state(leaving))

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 
 from broker.worker.fetching import Fetching, Send
 from broker.worker.giving import Giving
-from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, GiveKind
 
 if TYPE_CHECKING:
     from broker.clients.capacity import Capacity
@@ -106,7 +106,7 @@ class SessionMoves:
         """
         if kind == GIVE:
             epoch, wanted = GIVE_TERMS.unpack(rest)
-            self._giving.give(client_id, number, host, epoch, Wanted(wanted))
+            self._giving.give(client_id, number, host, epoch, GiveKind(wanted))
         elif kind == GO_ON:
             self._giving.go_on(client_id, number, rest == ALL_THERE)
         elif kind == DONE:

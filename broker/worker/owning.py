@@ -34,7 +34,7 @@ from broker.worker.owner_looks import Look, OwnerLooks
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.proving import Proving
-from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE, Wanted
+from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE, GiveKind
 from broker.worker.spare_owners import Release, SpareOwners
 from pyx.core import counters as count
 
@@ -298,7 +298,7 @@ class Owning:
             elif outcome is not LateOutcome.DONE:  # the session of this host goes on
                 self._questions.ask(wait)
             else:
-                wanted = Wanted.OFFERED if attempt is None else Wanted.NOTHING if is_clean else Wanted.SESSION
+                wanted = GiveKind.OFFERED if attempt is None else GiveKind.NOTHING if is_clean else GiveKind.SESSION
                 self._moves.fetch(wait.client_id, host, wait.epoch, came, unreachable, wanted)
 
         if not is_clean and self._others.link_of(host) is not None and self._sessions.get(wait.client_id) is not None:

@@ -149,12 +149,7 @@ class Worker:
         self._bridges = Bridges(node.context, node.sessions, authenticating, self._closing, self.reactor)
         self._administration.bridges_report = self._bridges.report
         self._memory = Memory(node.context, node.sibling_messages, self.log, now)
-        self._measure_at = now
-        self._timer_seconds = min(_TIMER_SECONDS, settings.limits.link_silence_seconds_max / 10)
-        most = min(HEARTBEAT_SECONDS, settings.limits.worker_hang_seconds_max / 4)
-        self._idle_seconds = max(self._timer_seconds, most)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._plan_timer(now)
         self._after_round: Callable[[], None] = _nothing
         self._over_bound: dict[str, tuple[int, str | None]] = {}
         self._schedulers = (Scheduler(self.reactor, self._replaying), Scheduler(self.reactor, node.retaining))
@@ -167,6 +162,14 @@ class Worker:
             raise
         capacity.share(channel.rows)
         self._beginning = recovered.begin() if recovered is not None else iter(())
+
+    def _plan_timer(self, now: float) -> None:
+        self._measure_at = now
+        self._timer_seconds = min(_TIMER_SECONDS, self.settings.limits.link_silence_seconds_max / 10)
+        most = min(HEARTBEAT_SECONDS, self.settings.limits.worker_hang_seconds_max / 4)
+        self._idle_seconds = max(self._timer_seconds, most)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     # ------------------------------------------------------------ start and stop
 

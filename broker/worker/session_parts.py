@@ -1,6 +1,6 @@
 """The messages by which a session moves between hosts (`broker.worker.moves`): their kinds and contents.
 
-    GIVE        u64 epoch, u8 what is wanted (`Wanted`)
+    GIVE        u64 epoch, u8 what is wanted (`GiveKind`)
     STATE       head of a part; first the terms of the session, then its subscriptions
     PAGE, LATE  head of a part; records of `pyx.delivery.moving`
     GO_ON, DONE u8: 1 if all hosts know the subscriptions of the sender's session, 0 if one is away
@@ -37,9 +37,9 @@ __all__ = [
     "PAGE",
     "PAGE_BYTES",
     "STATE",
+    "GiveKind",
     "PartHead",
     "SessionTerms",
-    "Wanted",
     "decode_subscriptions",
     "encode_subscription",
     "split_named",
@@ -77,7 +77,7 @@ _RETAIN_HANDLING: Final = 0x30
 _NEVER_RETAINED: Final = 0x20
 
 
-class Wanted(IntEnum):
+class GiveKind(IntEnum):
     """What a host wants of the session of a client id that it is about to take."""
 
     SESSION = 0

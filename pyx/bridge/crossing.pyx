@@ -21,7 +21,7 @@ from pyx.protocol.packets cimport (
     AUTH, CONNACK, DISCONNECT, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK,
 )
 from pyx.protocol.reasons cimport (
-    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_SUCCESS, REASON_TOPIC_NAME_INVALID, malformed,
+    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_SUCCESS, REASON_TOPIC_NAME_INVALID, malformed,
 )
 from pyx.protocol.topics cimport topic_matches, topic_name_valid
 from pyx.protocol.wire cimport Cursor, put_u16, put_varint, read_binary, read_u16, read_varint, varint_size
@@ -37,13 +37,13 @@ cdef enum:
     SLICE = 4_000_000                   # ns of work in one call
 
 
-cdef struct Output:
+cdef struct PacketBytes:
     uint8_t* at
     size_t length
     size_t room
 
 
-cdef int make_room(Output* out, size_t more) except -1:
+cdef int make_room(PacketBytes* out, size_t more) except -1:
     cdef size_t room = out.room
     cdef uint8_t* p
     if out.length + more <= room:
@@ -61,7 +61,7 @@ cdef inline size_t payload_kibi(const Cursor* c) noexcept nogil:
     return <size_t>(c.end - c.at) // 1024
 
 
-cdef bytes taken(Output* out):
+cdef bytes taken(PacketBytes* out):
     cdef bytes packets = PyBytes_FromStringAndSize(<char*>out.at, <Py_ssize_t>out.length) if out.length else b""
     out.length = 0
     if out.room > KEPT_BYTES:
@@ -76,16 +76,22 @@ cdef class TopicMap:
     """A Topic Filter of one broker, and the beginnings of its topics there and at the other broker."""
 
     cdef bytes filter, prefix, other_prefix
+    cdef const uint8_t* at
+    cdef const uint8_t* prefix_at
+    cdef const uint8_t* other_at
+    cdef size_t length, prefix_length, other_length
 
     def __init__(self, bytes filter not None, bytes prefix not None, bytes other_prefix not None):
-        self.filter, self.prefix, self.other_prefix = filter, prefix, other_prefix
+        self.filter, self.prefix, self.other_prefix = filter, prefix, other_prefix      # they are borrowed from below
+        self.at, self.length = <const uint8_t*>PyBytes_AS_STRING(filter), <size_t>len(filter)
+        self.prefix_at, self.prefix_length = <const uint8_t*>PyBytes_AS_STRING(prefix), <size_t>len(prefix)
+        self.other_at, self.other_length = <const uint8_t*>PyBytes_AS_STRING(other_prefix), <size_t>len(other_prefix)
 
-    cdef bint takes(self, const uint8_t* topic, size_t n) noexcept:
-        cdef size_t length = <size_t>len(self.prefix)
-        cdef size_t other = n - length + <size_t>len(self.other_prefix)
-        if n < length or other == 0 or other > 65535 or memcmp(topic, PyBytes_AS_STRING(self.prefix), length) != 0:
+    cdef bint takes(self, const uint8_t* topic, size_t n) noexcept nogil:
+        cdef size_t other = n - self.prefix_length + self.other_length
+        if n < self.prefix_length or other == 0 or other > 65535:
             return False
-        return topic_matches(<const uint8_t*>PyBytes_AS_STRING(self.filter), <size_t>len(self.filter), topic, n)
+        return memcmp(topic, self.prefix_at, self.prefix_length) == 0 and topic_matches(self.at, self.length, topic, n)
 
 
 @cython.final
@@ -103,7 +109,7 @@ cdef class Crossing:
     cdef list maps, own
     cdef bytearray part                 # what has come and is not handled yet
     cdef uint64_t spent                 # ns of work in this call
-    cdef Output out, back
+    cdef PacketBytes out, back
     cdef uint8_t* open_ids              # bits: PUBLISH of QoS 2 that have crossed, and no PUBREL yet
     cdef uint8_t* ended_ids             # bits: PUBCOMP that do not cross: nobody there waits for them
     cdef readonly bint is_behind
@@ -289,7 +295,7 @@ cdef class Crossing:
     cdef bint pass_on(self, uint8_t first, uint16_t number, TopicMap found, const uint8_t* topic, size_t n,
                       const uint8_t* properties, size_t properties_bytes, Cursor* c) except -1:
         """Write a PUBLISH for the other broker. Return False if it is too large for that."""
-        cdef size_t removed = <size_t>len(found.prefix), put = <size_t>len(found.other_prefix)
+        cdef size_t removed = found.prefix_length, put = found.other_length
         cdef size_t payload = <size_t>(c.end - c.at), remaining
         cdef bint v5 = self.other_version == 5
         cdef uint8_t* p
@@ -306,7 +312,7 @@ cdef class Crossing:
         p[0] = first if self.retains else first & 0xFE
         p = put_varint(p + 1, <uint32_t>remaining)
         p = put_u16(p, <uint16_t>(put + n - removed))
-        memcpy(p, PyBytes_AS_STRING(found.other_prefix), put)
+        memcpy(p, found.other_at, put)
         p += put
         memcpy(p, topic + removed, n - removed)
         p += n - removed
@@ -332,7 +338,7 @@ cdef class Crossing:
             self.put_ack(&self.back, PUBACK if qos == 1 else PUBREC, number, reason, self.version)
         return 0
 
-    cdef int put_ack(self, Output* out, uint8_t kind, uint16_t number, uint8_t reason, uint8_t version) except -1:
+    cdef int put_ack(self, PacketBytes* out, uint8_t kind, uint16_t number, uint8_t reason, uint8_t version) except -1:
         """Write an acknowledgement; there is room for it."""
         cdef uint8_t* p = out.at + out.length
         cdef bint with_reason = version == 5 and reason != REASON_SUCCESS
@@ -361,9 +367,10 @@ cdef class Crossing:
             self.ended_ids[number >> 3] &= <uint8_t>~bit
             return 0
         make_room(&self.out, length)
-        if self.other_version == 5:
+        if self.other_version == 5 and reason != REASON_NO_MATCHING_SUBSCRIBERS:    # which only servers say
             memcpy(self.out.at + self.out.length, packet, length)
             self.out.length += length
         else:
+            make_room(&self.out, ACK_BYTES_MAX)
             self.put_ack(&self.out, kind, number, REASON_SUCCESS, 4)
         return 0

@@ -15,10 +15,10 @@ import pytest
 
 from tests.broker_process import KIND, BrokerProcess
 from tests.cut_connections import CutConnections
-from tests.integration.test_admin import report, totals
+from tests.integration.test_admin import ids_on, report, totals
 from tests.loadtest.mosquitto import PASSWORD, USER, Mosquitto
 from tests.waiting import wait_until
-from tests.wire import Client
+from tests.wire import Client, connect, publish
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="bridges are mqttd's own")
 
@@ -328,14 +328,8 @@ def test_no_client_has_the_client_id_of_a_bridge(start: Start) -> None:
     for client_id in ("$bridge/there/0", "$bridge/other"):
         client = Client(here.address, 5)
         with contextlib.closing(client):
-            client.send(_connect(client_id))
+            client.send(connect(5, client_id))
             client.expect_refused(0x85)
-
-
-def _connect(client_id: str) -> bytes:
-    from tests.wire import connect
-
-    return connect(5, client_id)
 
 
 def test_the_session_of_a_bridge_that_is_no_more_ends(start: Start, dial: Dial, tmp_path: Path) -> None:
@@ -384,15 +378,32 @@ def test_a_killed_worker_starts_its_bridges_again(start: Start, dial: Dial) -> N
     remote = dial(there.address, "remote")
     remote.subscribe("a/#", qos=1)
     os.kill(here.worker_pids()[worker], signal.SIGKILL)
-    local = dial(here.address, _id_on_other(worker))
+    local = dial(here.address, ids_on(1 - worker, 2))
     local.publish("a/b", b"1", qos=1)
     assert received(remote, 1) == [b"1"]
 
 
-def _id_on_other(worker: int) -> str:
-    from tests.integration.test_admin import ids_on
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_many_messages_for_nobody(start: Start, dial: Dial, qos: int, workers: int) -> None:
+    """Of both brokers, a window of them at a time."""
+    there = start(workers=workers)
+    here = start(tables(url(there), "{pattern = 'out', qos = 2}, {pattern = 'in', direction = 'in', qos = 2}"), workers)
+    wait_for_bridges(here)
+    for broker, topic in ((here, "out"), (there, "in")):
+        client = dial(broker.address, "publisher")
+        packet_ids = range(1, 301) if qos else [0] * 300
+        client.send(*(publish(5, topic, b"x", qos=qos, packet_id=number) for number in packet_ids))
+        for number in packet_ids if qos else ():
+            client.await_packet("PUBACK" if qos == 1 else "PUBREC", number)
 
-    return ids_on(1 - worker, 2)
+    def crossed() -> tuple[int, int]:
+        (state,) = states(here)
+        return state["messages_out"], state["messages_in"]
+
+    wait_until(lambda: crossed() == (300, 300), SECONDS, "all have crossed")
+    (state,) = states(here)
+    assert (state["connects"], state["refused"]) == (1, 0)
+    wait_until(lambda: states(here)[0]["waiting"] == 0, SECONDS, "nothing waits")
 
 
 def test_a_stalled_broker_holds_back_what_it_does_not_take(start: Start, dial: Dial) -> None:

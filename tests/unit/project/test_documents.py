@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.bridges import Bridge
 from broker.config.settings import leaves
 from tests.broker_process import ROOT
 from tests.unit.project.test_imports_one_way import ALLOWED
@@ -241,7 +242,8 @@ def test_settings_that_the_page_of_migration_names_are_there() -> None:
     rows = re.findall(r"^\| `.*? \| (.*?) \|", (ROOT / "docs" / "how-to" / "migrate.md").read_text(), re.MULTILINE)
     named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
     assert len(named) > 15
-    assert named <= {".".join(path) for path, _ in leaves()}
+    of_bridges = {"bridges.NAME", *(f"bridges.NAME.{name}" for name in Bridge.model_fields)}
+    assert named <= {".".join(path) for path, _ in leaves()} | of_bridges
 
 
 def test_the_index_leads_to_every_page() -> None:

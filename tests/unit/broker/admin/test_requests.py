@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from broker.admin import requests
 from broker.admin.requests import (
     UNKNOWN,
+    BridgeStates,
     DeleteSession,
     Drain,
     ListEvents,
@@ -37,6 +38,7 @@ _REQUESTS: st.SearchStrategy[Request] = st.one_of(
     st.builds(ListEvents, _NUMBERS),
     st.just(StoreStats()),
     st.builds(Drain, st.sampled_from(["begin", "end", None])),
+    st.just(BridgeStates()),
     st.just(WorkDone()),
 )
 
@@ -183,4 +185,13 @@ def test_whoever_does_not_wait_any_more_is_forgotten() -> None:
 
 def test_every_request_is_tried_here() -> None:
     named = {name for name in requests.__all__ if is_dataclass(getattr(requests, name))}
-    assert named == {"DeleteSession", "Drain", "ListEvents", "ListSessions", "ShowSession", "StoreStats", "WorkDone"}
+    assert named == {
+        "BridgeStates",
+        "DeleteSession",
+        "Drain",
+        "ListEvents",
+        "ListSessions",
+        "ShowSession",
+        "StoreStats",
+        "WorkDone",
+    }

@@ -11,7 +11,7 @@ from broker.cluster.owner_messages import RequestKind
 from broker.worker.draining import OFFER, Taker
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN
-from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
+from broker.worker.session_parts import ALL_THERE, CANCEL, DONE, GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, GiveKind
 from pyx.core import counters as count
 from tests.owning_host import HERE, OTHER, THERE, OwningHost, owning
 
@@ -119,7 +119,7 @@ def test_what_is_not_offered(owning: OwningHost) -> None:
     doubtful = owning.host.node.sessions.get("doubtful")
     assert doubtful is not None
     doubtful.details.epoch = 0
-    owning.hears(GIVE, 5, "leaves", GIVE_TERMS.pack(7, Wanted.SESSION))
+    owning.hears(GIVE, 5, "leaves", GIVE_TERMS.pack(7, GiveKind.SESSION))
     owning.owning.draining.set(True, TAKERS)
     owning.pass_time(3)
     assert offers(owning) == 0
@@ -277,7 +277,7 @@ def test_it_is_taken_on_while_it_comes(owning: OwningHost) -> None:
 
 def gives(owning: OwningHost, number: int = 5, is_offered: bool = True) -> None:
     """Let the other host ask for the session of c, which is owned here since 7."""
-    owning.hears(GIVE, number, "c", GIVE_TERMS.pack(7, Wanted.OFFERED if is_offered else Wanted.SESSION))
+    owning.hears(GIVE, number, "c", GIVE_TERMS.pack(7, GiveKind.OFFERED if is_offered else GiveKind.SESSION))
 
 
 def test_a_take_that_was_not_heard_is_told_to_the_former_owner(owning: OwningHost) -> None:

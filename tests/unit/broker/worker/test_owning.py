@@ -7,7 +7,7 @@ import pytest
 from broker.cluster.owner_messages import RequestKind
 from broker.worker.owner_wait import Fate
 from broker.worker.owning import GIVEN, TAKEN
-from broker.worker.session_parts import GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, Wanted
+from broker.worker.session_parts import GIVE, GIVE_TERMS, GO_ON, LATE, NOTHING, GiveKind
 from tests.owning_host import HERE, THERE, OwningHost, owning
 from tests.wire import connect, subscribe
 
@@ -178,7 +178,7 @@ def test_a_session_that_has_come_and_is_taken_again_before_it_is_served(owning: 
 def test_a_client_that_starts_anew_elsewhere_is_not_served_until_it_is_known_who_owns_it(owning: OwningHost) -> None:
     """The other host asks before it takes the client id: it may be killed before it tells."""
     client = owning.serves("c", expiry=600, clean=False)
-    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.NOTHING))
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, GiveKind.NOTHING))
     assert client.closed
     assert owning.told == [(NOTHING, 5)]
     owning.pass_time(11)
@@ -196,7 +196,7 @@ def test_a_client_that_starts_anew_elsewhere_is_not_served_until_it_is_known_who
 
 def test_the_session_of_a_client_that_starts_anew_elsewhere_ends(owning: OwningHost) -> None:
     owning.serves("c", expiry=600, clean=False)
-    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.NOTHING))
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, GiveKind.NOTHING))
     owning.taken("c", 9, Fate.CLEAN_START)
     assert owning.host.node.sessions.get("c") is None
     owning.pass_time(11)
@@ -219,7 +219,7 @@ def test_a_client_starts_anew_here_after_the_former_owner_was_asked(owning: Owni
 
 def test_a_session_that_begins_after_another_host_was_told_that_there_is_none(owning: OwningHost) -> None:
     """The other one has taken the client id, and was killed before it told: this host would never hear of it."""
-    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, Wanted.SESSION))
+    owning.hears(GIVE, 5, "c", GIVE_TERMS.pack(7, GiveKind.SESSION))
     assert owning.told == [(NOTHING, 5)]
     client = owning.serves("c", epoch=7)
     owning.pass_time(11)

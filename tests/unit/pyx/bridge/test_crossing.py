@@ -131,6 +131,16 @@ def test_acknowledgements_cross(kind: int, to: int) -> None:
     assert way.refused == (kind in (PUBACK, PUBREC))
 
 
+@pytest.mark.parametrize("properties", [None, {"reason_string": "nobody wants it"}])
+@pytest.mark.parametrize("kind", [PUBACK, PUBREC])
+def test_that_nobody_has_subscribed_is_a_success(kind: int, properties: dict[str, str] | None) -> None:
+    """Reason Code 0x10 is sent by servers only [MQTT 5, 3.4.2.1], and a bridge is a client."""
+    way = crossing()
+    out = way.feed(encode_ack(5, kind, 3, 0x10, properties, True))
+    assert out == encode_ack(5, kind, 3, 0)
+    assert way.refused == 0
+
+
 def test_packets_for_the_bridge_itself_stay() -> None:
     way = crossing()
     own = [encode_connack(5, True, 0), encode_suback(5, 1, [1, 0x87]), b"\xd0\x00"]
