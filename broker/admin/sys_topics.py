@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import broker
 from pyx.core import counters
@@ -24,7 +24,7 @@ from pyx.protocol.message import Message
 if TYPE_CHECKING:
     from broker.context.context import Context
 
-__all__ = ["LoadAverage", "SysTopics", "is_sys"]
+__all__ = ["OF_BRIDGES", "LoadAverage", "SysTopics", "is_sys"]
 
 _ROOT = b"$SYS/broker/"
 _TOPICS_MAX = 1000
@@ -67,9 +67,14 @@ _VALUES: dict[str, Callable[[Sums], int]] = {
 }
 
 
+OF_BRIDGES: Final = b"$SYS/broker/connection/"
+"""Topics below this are those of clients, although they are in $SYS: bridges of mosquitto say there whether they are
+connected (`notifications`)."""
+
+
 def is_sys(filter: bytes) -> bool:
-    """Whether a Topic Filter can match only topics of $SYS, and so no retained message of a client."""
-    return filter == b"$SYS" or filter.startswith(b"$SYS/")
+    """Whether a Topic Filter is one of $SYS, for which no retained message of a client is looked for."""
+    return (filter == b"$SYS" or filter.startswith(b"$SYS/")) and not filter.startswith(OF_BRIDGES)
 
 
 class LoadAverage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker.admin.sys_topics import OF_BRIDGES
 from pyx.protocol.properties import unpack
 from pyx.protocol.reasons import ReasonCode
 from pyx.protocol.topics import levels
@@ -54,6 +55,8 @@ def fits(topic: bytes, limits: Limits) -> bool:
 
 def is_servers_own(topic: bytes) -> bool:
     """Whether clients may not publish to a topic, but for requests (pyx.io.publishing)."""
+    if topic.startswith(OF_BRIDGES) and topic != OF_BRIDGES:
+        return False
     return topic.partition(b"/")[0] in (b"$SYS", b"$mqttd")
 
 

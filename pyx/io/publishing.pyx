@@ -58,9 +58,12 @@ cdef inline bint is_below(const Publish* pub, const char* root, uint16_t n) noex
 
 
 cdef bint is_servers_own(const Publish* pub, bint* asks) noexcept nogil:
-    """Return whether clients may not publish to the topic; `asks`: whether it is that of requests to the broker."""
+    """Return whether clients may not publish to the topic; `asks`: whether it is that of requests to the broker. Below
+    $SYS/broker/connection/ bridges of mosquitto say whether they are connected."""
     asks[0] = pub.topic_len == 12 and memcmp(pub.topic, b"$mqttd/owner", 12) == 0
-    return not asks[0] and (is_below(pub, b"$SYS", 4) or is_below(pub, b"$mqttd", 6))
+    if asks[0] or pub.topic_len > 23 and memcmp(pub.topic, b"$SYS/broker/connection/", 23) == 0:
+        return False
+    return is_below(pub, b"$SYS", 4) or is_below(pub, b"$mqttd", 6)
 
 
 cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms, uint64_t number) noexcept nogil:

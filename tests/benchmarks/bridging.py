@@ -35,7 +35,6 @@ connection there
 address 127.0.0.1:{there}
 topic # out {qos}
 bridge_protocol_version mqttv50
-notifications false
 """
 _BRIDGE = """\
 [bridges.there]
