@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from broker.bridges.broker_side import BridgeError, BrokerSide
+from broker.config.bridges import tls_of
 from broker.context.sessions import NEVER
 from pyx.bridge.crossing import Crossing, TopicMap
 from pyx.protocol.codec import PINGREQ_BYTES, encode_connect, encode_subscribe, encode_unsubscribe
 from pyx.protocol.packets import Connack, Suback, Subscription
-from pyx.protocol.reasons import ReasonCode
+from pyx.protocol.reasons import MqttError, ReasonCode
 
 if TYPE_CHECKING:
     from broker.config.bridges import Bridge, BridgeTopic
@@ -44,6 +44,13 @@ _PACKET_BYTES_MAX: Final = 268_435_460
 _PRIVATE: Final = 0x80
 """Flag of the protocol version of a client before MQTT 5 that is a bridge: it does not get its own messages back, and
 retained ones as such. A convention of mosquitto's, which other brokers understand, or refuse."""
+_WINDOW: Final = 100
+_WINDOW_V4: Final = 20
+"""Before MQTT 5 a broker does not say how many it takes: mosquitto refuses more by default."""
+_BLAMES_MAX: Final = 3
+"""Connections in a row that the other broker ends over the same message, until the window is one message; twice as many
+until it is given up."""
+_LOOK_SECONDS: Final = 1.0
 _LAST_ID: Final = 65535
 """SUBSCRIBE have the highest Packet Identifiers: brokers begin with the lowest ones."""
 _NO_LOCAL: Final = 0x04
@@ -118,18 +125,26 @@ class BridgeConnection:
             [_map(each.remote_filter, each.remote_prefix, each.local_prefix) for each in self._in_topics],
             _PACKET_BYTES_MAX,
         )
+        self._out.pair(self._in)
+        self._window = bridge.inflight_max or (_WINDOW if self._version == 5 else _WINDOW_V4)
+        self._is_new_here = False
+        """Whether the session here has begun since the last connection."""
+        self._blamed, self._blames = 0, 0
+        """The message over which the other broker has ended the connection, and how often in a row."""
         self._is_private = self._version == 4
         self._reason = ""
         self._connects = 0
         self._joined: list[tuple[BrokerSide, float]] = []
         """The two brokers, while they are joined, and the Keep Alive of each."""
         self._pinged_at = 0.0
+        self._is_connected = False
+        """Whether they are joined, and know what each is to send."""
 
     def status(self) -> BridgeStatus:
         """Return what is known."""
         ways = self._out, self._in
         return BridgeStatus(
-            bool(self._joined),
+            self._is_connected,
             self._reason[:_REASON_MAX],
             self._connects,
             self._out.messages,
@@ -144,7 +159,7 @@ class BridgeConnection:
             reason, steady_at = "", loop.time() + _STEADY_SECONDS
             try:
                 reason = await self._connected()
-            except (BridgeError, OSError) as error:
+            except (BridgeError, OSError, ValueError, MqttError) as error:
                 reason = str(error) or type(error).__name__
             except Exception as error:  # noqa: BLE001  a bridge ends, and not its worker
                 self._broker.defect(self.local_id, error)
@@ -164,27 +179,51 @@ class BridgeConnection:
         try:
             await self._enrol(sides)
             remote, connack = await self._connect_remote(sides)
-            window = min(self._bridge.inflight_max, connack.properties.get("receive_maximum", 65535))
-            most, retains = (connack.properties.get(each) for each in ("maximum_packet_size", "retain_available"))
-            self._out.begin(5, self._version, most or _PACKET_BYTES_MAX, retains != 0)
+            offers = connack.properties
+            window = min(self._window, offers.get("receive_maximum", 65535)) if self._blames < _BLAMES_MAX else 1
+            self._out.begin(
+                5,
+                self._version,
+                offers.get("maximum_packet_size", _PACKET_BYTES_MAX),
+                offers.get("retain_available", 1) != 0,
+                offers.get("maximum_qos", 2),
+            )
             local, here = await self._connect_local(sides, self._out, window)
             self._end_unreleased(local, here, remote, connack)
+            kept_alive = offers.get("server_keep_alive") or self._bridge.keep_alive_seconds
+            self._joined = [(remote, kept_alive), (local, here.properties.get("server_keep_alive", 0))]
+            self._pinged_at = remote.heard_at
             remote.join(local)
             local.join(remote)
             await self._subscribe(local, remote, connack)
             self._connects += 1
-            self._reason = ""
-            kept_alive = connack.properties.get("server_keep_alive", self._bridge.keep_alive_seconds)
-            self._joined = [(remote, kept_alive), (local, here.properties.get("server_keep_alive", 0))]
-            self._pinged_at = remote.heard_at
+            self._reason, self._is_connected = "", True
             self._log.info("bridge_connected", session_present=connack.session_present)
             ended = {remote.ended: "", local.ended: "this broker: "}
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
             return next(whose + each.result() for each, whose in ended.items() if each.done())
         finally:
-            self._joined = []
+            if self._joined:
+                self._note_blame(self._joined[0][0].has_blamed)
+            self._joined, self._is_connected = [], False
             for each in sides:
                 each.close(_DISCONNECT)
+
+    def _note_blame(self, is_blamed: bool) -> None:
+        """Give up a message over which the other broker ends the connection again and again: it would be sent for ever,
+        and all others wait behind it. It is found with a window of one message.
+        """
+        first = self._out.first_id
+        if self._out.answered or not is_blamed or not first:
+            if self._out.answered:
+                self._blames = 0
+            return
+        self._blames = self._blames + 1 if first == self._blamed else 1
+        self._blamed = first
+        if self._blames >= 2 * _BLAMES_MAX:
+            self._blames = 0
+            self._out.refuse(first)
+            self._log.error("bridge_message_refused", packet_id=first)
 
     # ------------------------------------------------------------ this broker
 
@@ -196,10 +235,11 @@ class BridgeConnection:
         former = set(self._broker.subscribed(self.local_id))
         if former == wanted:
             return
-        local, _ = await self._connect_local(sides, None, 1)
+        local, connack = await self._connect_local(sides, None, 1)
+        self._is_new_here |= not connack.session_present
         if former - wanted:
             packet = encode_unsubscribe(5, _LAST_ID, sorted(former - wanted))
-            await _in_time(local.ask(_LAST_ID, packet), "this broker")
+            await _answered(local, local.ask(_LAST_ID, packet), "this broker")
         await self._subscribe_local(local, 2, _NOT_RETAINED)
         local.close(_DISCONNECT)
         await _in_time(local.ended, "this broker")
@@ -210,25 +250,25 @@ class BridgeConnection:
         """Return a connection, and its CONNACK. crossing: None: what comes stays in the session. window: its Receive
         Maximum.
         """
+        side = BrokerSide(crossing or Crossing([], _PACKET_BYTES_MAX), 5, self._defect)
+        side.discards = crossing is None
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
         try:
+            ours.setblocking(False)
+            theirs.setblocking(False)
             self._broker.adopt(theirs)
+            await asyncio.get_running_loop().create_connection(lambda: side, sock=ours)
         except BaseException:
             ours.close()
             raise
-        side = BrokerSide(crossing or Crossing([], _PACKET_BYTES_MAX), 5, self._defect)
-        side.discards = crossing is None
         sides.append(side)
-        await asyncio.get_running_loop().create_connection(lambda: side, sock=ours)
         connect = encode_connect(
             5,
             self.local_id,
             clean_start=False,
             properties={"session_expiry_interval": NEVER, "receive_maximum": window},
         )
-        connack = await _in_time(side.connect(connect), "this broker")
+        connack = await _answered(side, side.connect(connect), "this broker")
         if connack.reason_code:
             raise BridgeError(f"this broker refuses it: {_refusal(connack)}")
         return side, connack
@@ -248,7 +288,7 @@ class BridgeConnection:
         limits, protocol = self._broker.settings.limits, self._broker.settings.protocol
         self._in.begin(self._version, 5, limits.packet_bytes_max, protocol.retain_available)
         side = BrokerSide(self._in, self._version, self._defect)
-        context = _tls(self._bridge) if self._bridge.is_tls else None
+        context = tls_of(self._bridge) if self._bridge.is_tls else None
         loop = asyncio.get_running_loop()
         connecting = loop.create_connection(
             lambda: side, host, port, ssl=context, server_hostname=host if context else None
@@ -256,9 +296,10 @@ class BridgeConnection:
         await _in_time(connecting, "the other broker")
         sides.append(side)
         try:
-            connack = await _in_time(side.connect(self._connect_packet()), "the other broker")
+            connack = await _answered(side, side.connect(self._connect_packet()), "the other broker")
         except BridgeError:
-            self._change_version()
+            if side.ended.done():  # perhaps because of the version
+                self._change_version()
             raise
         if connack.reason_code:
             if self._version == 4 and connack.reason_code == _UNACCEPTABLE_VERSION:
@@ -276,7 +317,7 @@ class BridgeConnection:
         if self._version == 5:
             properties = {
                 "session_expiry_interval": 0 if bridge.clean_start else NEVER,
-                "receive_maximum": min(bridge.inflight_max, limits.receive_maximum),
+                "receive_maximum": min(self._window, limits.receive_maximum),
                 "maximum_packet_size": limits.packet_bytes_max,
             }
         password = None
@@ -302,12 +343,13 @@ class BridgeConnection:
         """
         for is_gone, from_gone, back, other in (
             (not there.session_present, self._in, self._out, local),
-            (not here.session_present, self._out, self._in, remote),
+            (self._is_new_here or not here.session_present, self._out, self._in, remote),
         ):
             if is_gone:
                 packets, numbers = from_gone.release()
                 back.end(numbers)
                 other.write(packets)
+        self._is_new_here = False
 
     async def _subscribe(self, local: BrokerSide, remote: BrokerSide, connack: Connack) -> None:
         """Subscribe at both brokers."""
@@ -325,7 +367,7 @@ class BridgeConnection:
         for at, (text, options) in enumerate(filters.items()):
             number = _LAST_ID - at
             packet = encode_subscribe(version, number, [Subscription(text, options)])
-            answer = await _in_time(side.ask(number, packet), who)
+            answer = await _answered(side, side.ask(number, packet), who)
             if isinstance(answer, Suback) and answer.codes[0] >= _FAILED:
                 code = answer.codes[0]
                 self._log.error("bridge_subscription_refused", by=who, filter=text, code=code)
@@ -339,7 +381,7 @@ class BridgeConnection:
             return
         is_due = now - self._pinged_at >= min(kept_alive) / 2
         for side, seconds in list(self._joined):
-            if seconds and now - side.heard_at > 1.5 * seconds:
+            if seconds and side.is_silent(now, 1.5 * seconds):
                 side.connection_lost(TimeoutError("it is silent"))
             elif is_due:
                 side.write(PINGREQ_BYTES)
@@ -354,19 +396,25 @@ def _map(topic_filter: str, prefix: str, other_prefix: str) -> TopicMap:
     return TopicMap(topic_filter.encode(), prefix.encode(), other_prefix.encode())
 
 
-def _tls(bridge: Bridge) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=bridge.ca_file)
-    if bridge.certificate is not None:
-        context.load_cert_chain(bridge.certificate, bridge.key)
-    return context
-
-
 async def _in_time(waits: Awaitable[Any], who: str) -> Any:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             return await waits
     except TimeoutError:
         raise BridgeError(f"{who} does not answer within {_CONNECT_SECONDS:.0f} s") from None
+
+
+async def _answered(side: BrokerSide, waits: Awaitable[Any], who: str) -> Any:
+    """Wait for an answer as long as the broker is not silent: it may come behind much else, on a slow network."""
+    answer = asyncio.ensure_future(waits)
+    loop = asyncio.get_running_loop()
+    try:
+        while not (await asyncio.wait([answer], timeout=_LOOK_SECONDS))[0]:
+            if side.is_silent(loop.time(), _CONNECT_SECONDS):
+                raise BridgeError(f"{who} does not answer within {_CONNECT_SECONDS:.0f} s")
+        return answer.result()
+    finally:
+        answer.cancel()
 
 
 def _refusal(connack: Connack) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.bridges.bridge_connection import BridgeConnection
-from broker.config.bridges import LOCAL_IDS, local_ids
+from broker.config.bridges import LOCAL_IDS, local_ids, remote_ids
 from pyx.core import counters as count
 from pyx.core.work import STEP, spend
+from pyx.io.connections import OF_BRIDGES
 from shards.placement import home
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ class Bridges:
             wanted.add(client_id)
             bridge = self.settings.bridges[name]
             topics = bridge.topic[number :: bridge.connections]
-            remote_id = bridge.client_id or f"{cluster.node_id or host}-{name}"
-            if bridge.connections > 1:
-                remote_id += f"-{number}"
+            remote_id = remote_ids(bridge, name, cluster.node_id or host)[number]
             self._connections.append(
                 BridgeConnection(self, self._context.log, name, number, bridge, topics, client_id, remote_id)
             )
@@ -123,7 +122,7 @@ class Bridges:
 
     def adopt(self, connected: socket.socket) -> None:
         """Serve this socket, whose other end is a bridge's."""
-        self._authenticating.trust(self._reactor.adopt(connected.detach(), b"", _CONNECT_MS))
+        self._authenticating.trust(self._reactor.adopt(connected.detach(), b"", _CONNECT_MS, OF_BRIDGES))
 
     def subscribed(self, client_id: str) -> Sequence[bytes]:
         """Return the Topic Filters of a session; none if there is no such session."""

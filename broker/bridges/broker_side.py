@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from pyx.bridge.crossing import Crossing
@@ -14,6 +15,11 @@ from pyx.protocol.reasons import MqttError
 
 __all__ = ["BridgeError", "BrokerSide"]
 
+_ANSWERS_BYTES_MAX: Final = 1 << 20
+"""That wait to be sent when the bridge answers a message: a broker that sends more, and takes nothing, is given up."""
+_CLOSE_SECONDS: Final = 1.0
+_BLAMES: Final = frozenset({0x81, 0x82, 0x90, 0x95, 0x99, 0x9A, 0x9B})
+"""Reason Codes of a DISCONNECT about what was sent: malformed, protocol error, topic, size, payload, retain, QoS."""
 _CONNACK: Final = 0
 """Number under which CONNACK is waited for; Packet Identifiers begin at 1."""
 
@@ -43,6 +49,9 @@ class BrokerSide(asyncio.Protocol):
         self.discards = False
         """Whether messages are neither passed on nor acknowledged."""
         self.heard_at = self._loop.time()
+        self._unsent = 0
+        self.has_blamed = False
+        """Whether the broker has ended the connection over what it was sent."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """Done with the reason when the connection has ended."""
 
@@ -54,6 +63,8 @@ class BrokerSide(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the connection has ended."""
+        if self._version == 4 and error is None:  # it cannot say why
+            self.has_blamed = True
         self._end("the connection was closed" if error is None else f"the connection has failed: {error}")
 
     @callback("watched")
@@ -78,7 +89,11 @@ class BrokerSide(asyncio.Protocol):
         try:
             packets = self._crossing.feed(data)
             answers = self._crossing.answers()
-            self.write(b"" if self.discards else answers)
+            if answers and not self.discards:
+                self.write(answers)
+                if self._unsent_bytes() > _ANSWERS_BYTES_MAX:
+                    self._end("it does not take the answers to what it sends")
+                    return
             for packet in self._crossing.own_packets():
                 self._own(decode(packet, self._version, from_server=True))
         except MqttError as error:
@@ -104,6 +119,7 @@ class BrokerSide(asyncio.Protocol):
         if reads != self._reads:
             self._reads = reads
             if reads:
+                self.heard_at = self._loop.time()
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
@@ -119,6 +135,7 @@ class BrokerSide(asyncio.Protocol):
 
     def _own(self, packet: Packet) -> None:
         if isinstance(packet, Disconnect):
+            self.has_blamed = packet.reason_code in _BLAMES
             self._end(f"it has ended the connection: {_reason(packet)}")
         elif isinstance(packet, Auth):
             self._end("it asks for an authentication that bridges do not have")
@@ -179,11 +196,25 @@ class BrokerSide(asyncio.Protocol):
         self.write(packet)
         return await waits
 
+    def is_silent(self, now: float, seconds: float) -> bool:
+        """Whether for so long nothing has come, although it was read, and nothing was taken of what it is sent."""
+        unsent = self._unsent_bytes()
+        if not self._reads or unsent < self._unsent:
+            self.heard_at = now
+        self._unsent = unsent
+        return now - self.heard_at > seconds
+
+    def _unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self, last: bytes = b"") -> None:
-        """Send this, if possible, and close the connection."""
-        if self._transport is not None and not self._transport.is_closing():
-            self.write(last)
-            self._transport.close()
+        """Send this, if possible, and close the connection: within _CLOSE_SECONDS in any case."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            with suppress(RuntimeError):  # uvloop's: it is closed already, and says later that it is
+                self.write(last)
+                transport.close()
+                self._loop.call_later(_CLOSE_SECONDS, transport.abort)
 
 
 def _reason(packet: Disconnect) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from broker.clients.admission import offers, refusal
 from broker.clients.authenticating import ConnectAttempt
 from broker.clients.takeovers import Takeovers
+from broker.config.bridges import LOCAL_IDS
 from broker.context.sessions import own_bytes
 from pyx.core import counters as count
 from pyx.protocol.codec import encode_connack
@@ -387,6 +388,8 @@ class Connecting:
             asked: int = packet.properties.get("session_expiry_interval", 0)
         else:
             asked = self._context.limits.session_expiry_seconds_default_v3
+        if packet.client_id.startswith(LOCAL_IDS):  # what waits for a bridge lasts as long as its configuration
+            return asked
         return self._endings.expiry_granted(asked) if asked else 0
 
     def _assign(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator, Mapping
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.config.queues import wrong_with
 
-__all__ = ["CONNECTIONS_MAX", "LOCAL_IDS", "TOPICS_MAX", "Bridge", "BridgeTopic", "bridge_errors", "local_ids"]
+__all__ = [
+    "CONNECTIONS_MAX",
+    "LOCAL_IDS",
+    "TOPICS_MAX",
+    "Bridge",
+    "BridgeTopic",
+    "bridge_errors",
+    "local_ids",
+    "remote_ids",
+    "tls_of",
+]
 
 LOCAL_IDS = "$bridge/"
 """Client ids of bridges at this broker begin with it, and no others do."""
@@ -98,11 +110,12 @@ class Bridge(BaseModel):
     reconnect_seconds_max: int = Field(
         default=30, ge=1, le=86400, description="Longest pause between two attempts to connect; the first is 1 s."
     )
-    inflight_max: int = Field(
-        default=100,
+    inflight_max: int | None = Field(
+        default=None,
         ge=1,
         le=65535,
-        description="Messages of QoS 1 and 2 that wait for their acknowledgement, in each direction.",
+        description="Messages of QoS 1 and 2 that wait for their acknowledgement, in each direction; not set: 100, or "
+        "with MQTT 3.1.1, in which a broker does not say how many it takes, 20.",
     )
     topic: Annotated[list[BridgeTopic], Field(min_length=1, max_length=TOPICS_MAX)] = Field(
         description="What it passes on."
@@ -126,18 +139,37 @@ def bridge_errors(bridges: Mapping[str, Bridge]) -> Iterator[str]:
     total = sum(each.connections for each in bridges.values())
     if total > CONNECTIONS_MAX:
         yield f"bridges: {total} connections; at most {CONNECTIONS_MAX} of all bridges together"
+    seen: set[tuple[tuple[str, int], str]] = set()
     for name, bridge in bridges.items():
         key = f"bridges.{name}"
         if not _NAME.fullmatch(name):
             yield (
                 f"bridges: {name!r} is no name: 1 to 63 letters, digits, '.', '_' and '-', a letter or a digit first"
             )
-        found = _ADDRESS.fullmatch(bridge.address)
-        if found is None or not 1 <= int(found[3] or _PORTS[found[1]]) <= 65535:
+        if not _is_address(bridge.address):
             yield f"{key}.address: {bridge.address!r} is neither mqtt://HOST[:PORT] nor mqtts://HOST[:PORT]"
         yield from _errors_of_access(key, bridge)
         for topic in bridge.topic:
             yield from _errors_of_topic(f"{key}.topic", topic)
+        if _is_address(bridge.address):
+            ids = {(bridge.endpoint, each) for each in remote_ids(bridge, name, "")}
+            if ids & seen:
+                yield f"{key}.client_id: another bridge has it at the same broker"
+            seen |= ids
+
+
+def _is_address(address: str) -> bool:
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 1 <= int(found[3] or _PORTS[found[1]]) <= 65535:
+        return False
+    host = found[2].strip("[]")
+    try:
+        if found[2].startswith("["):
+            IPv6Address(host)
+        host.encode("idna")
+    except ValueError:
+        return False
+    return True
 
 
 def _errors_of_access(key: str, bridge: Bridge) -> Iterator[str]:
@@ -148,14 +180,34 @@ def _errors_of_access(key: str, bridge: Bridge) -> Iterator[str]:
     for name in ("ca_file", "certificate", "key"):
         if getattr(bridge, name) is not None and not bridge.is_tls:
             yield f"{key}.{name}: has no meaning without mqtts:// in {key}.address"
-    for name in ("password_file", "ca_file", "certificate", "key"):
-        file = getattr(bridge, name)
-        if file is not None:
-            try:
-                with Path(file).open("rb"):
-                    pass
-            except OSError as error:
-                yield f"{key}.{name}: {file}: {error.strerror}"
+    for name, text in (("client_id", bridge.client_id), ("username", bridge.username or "")):
+        if "\0" in text or len(text.encode(errors="replace")) > 65535:
+            yield f"{key}.{name}: contains U+0000, or more than 65,535 bytes"
+    if bridge.password_file is not None:
+        yield from _errors_of_password(f"{key}.password_file", bridge.password_file)
+    if bridge.is_tls:
+        try:
+            tls_of(bridge)
+        except (OSError, ValueError) as error:  # ssl.SSLError is one
+            named = [each for each in (bridge.ca_file, bridge.certificate, bridge.key) if each is not None]
+            yield f"{key}: {', '.join(named)}: {getattr(error, 'strerror', None) or error}"
+
+
+def _errors_of_password(key: str, file: str) -> Iterator[str]:
+    try:
+        if Path(file).stat().st_size > 65535:
+            yield f"{key}: {file}: more than 65,535 bytes"
+        Path(file).open("rb").close()
+    except OSError as error:
+        yield f"{key}: {file}: {error.strerror}"
+
+
+def tls_of(bridge: Bridge) -> ssl.SSLContext:
+    """Return what a connection by TLS needs. Raises OSError (ssl.SSLError), ValueError."""
+    context = ssl.create_default_context(cafile=bridge.ca_file)
+    if bridge.certificate is not None:
+        context.load_cert_chain(bridge.certificate, bridge.key, password="")  # an encrypted key: nobody is there to ask
+    return context
 
 
 def _errors_of_topic(key: str, topic: BridgeTopic) -> Iterator[str]:
@@ -171,6 +223,13 @@ def _errors_of_topic(key: str, topic: BridgeTopic) -> Iterator[str]:
             yield f"{key}.{name}: {getattr(topic, name)!r} has a wildcard: those belong into the pattern"
     if topic.direction in ("in", "both") and topic.local_filter.startswith(("$SYS/", "$mqttd/")):
         yield f"{key}.local_prefix: {topic.local_filter!r} is this broker's own: nothing can come in there"
+
+
+def remote_ids(bridge: Bridge, name: str, host: str) -> list[str]:
+    """Return the client ids at the other broker, one for each connection. host: name of this host."""
+    base = bridge.client_id or f"{host}-{name}"
+    connections = min(bridge.connections, len(bridge.topic))
+    return [base] if bridge.connections == 1 else [f"{base}-{number}" for number in range(connections)]
 
 
 def local_ids(bridges: Mapping[str, Bridge], node_id: str) -> Iterator[tuple[str, int, str]]:

@@ -20,6 +20,7 @@ from pyx.core.limits import Limits
 from pyx.core.peer import Peer, sibling, siblings
 from pyx.core.timers import TimerWheel
 from pyx.delivery.router import EVEN_FLAG, STRATEGIES, WAITS_FLAG, Router
+from pyx.io.connections import OF_BRIDGES
 from pyx.io.dispatch import Dispatch
 from pyx.matching.retained import Retained
 from pyx.matching.subscriptions import Subscriptions
@@ -117,7 +118,7 @@ class Context:
 
     def listener_of(self, conn: Connection) -> str:
         """Return the name of the listener that accepted the connection."""
-        return self._listeners[conn.listener]
+        return "bridges" if conn.listener == OF_BRIDGES else self._listeners[conn.listener]
 
     # ------------------------------------------------------------ time
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.config.bridges import LOCAL_IDS
 from pyx.core import claims
 from pyx.core.claims import Claims
 from pyx.core.counters import ROW_BYTES
@@ -218,7 +219,8 @@ class Sessions:
     def left(self, session: Session) -> None:
         """Note that its connection has ended, and the session has not."""
         self._offline.pop(session, None)
-        self._offline[session] = None
+        if not session.client_id.startswith(LOCAL_IDS):  # those of bridges do not make room for others
+            self._offline[session] = None
 
     def came(self, session: Session) -> None:
         """Note that it has a connection."""

@@ -33,6 +33,7 @@ cdef enum:
     ACK_BYTES_MAX = 5
     REASON_FAILED = 0x80                # Reason Codes from here on are failures [MQTT 5, 2.4]
     KEPT_BYTES = 1 << 20                # of a buffer that is empty
+    OWN_BYTES_MAX = 128 << 10           # of any packet but a PUBLISH
     OWN_MAX = 200                       # packets for the bridge itself that come at once: more than it ever asks for
     SLICE = 4_000_000                   # ns of work in one call
 
@@ -100,18 +101,26 @@ cdef class Crossing:
 
     version, other_version: of MQTT at the two, 4 or 5. maps: the first that matches a topic says what it is at the
     other broker. other_bytes_max: size of the largest packet that the other broker takes. retains: whether it keeps
-    retained messages.
+    retained messages. qos_max: the highest QoS that it takes; messages of a higher one cross with that.
     """
 
     cdef uint8_t version, other_version
+    cdef uint8_t qos_max
     cdef uint32_t other_bytes_max, packet_bytes_max
     cdef bint retains
+    cdef Crossing partner               # of the packets of the other broker
+    cdef uint16_t refuses               # a PUBLISH with this Packet Identifier does not cross
     cdef list maps, own
     cdef bytearray part                 # what has come and is not handled yet
     cdef uint64_t spent                 # ns of work in this call
     cdef PacketBytes out, back
     cdef uint8_t* open_ids              # bits: PUBLISH of QoS 2 that have crossed, and no PUBREL yet
     cdef uint8_t* ended_ids             # bits: PUBCOMP that do not cross: nobody there waits for them
+    cdef uint8_t* lowered_ids           # bits: messages of QoS 2 that have crossed with a lower QoS
+    cdef readonly uint16_t first_id
+    """Packet Identifier of the first message of QoS 1 or 2 that has crossed since `begin`; 0: none has."""
+    cdef readonly uint64_t answered
+    """Of these, how many the other broker has answered since then."""
     cdef readonly bint is_behind
     """Whether `feed` has to be called again, with or without more: a call does not do any amount of work."""
     cdef readonly uint64_t messages
@@ -128,16 +137,18 @@ cdef class Crossing:
     def __cinit__(self):
         self.open_ids = <uint8_t*>realloc(NULL, IDENTIFIERS // 8)
         self.ended_ids = <uint8_t*>realloc(NULL, IDENTIFIERS // 8)
-        if self.open_ids == NULL or self.ended_ids == NULL:
+        self.lowered_ids = <uint8_t*>realloc(NULL, IDENTIFIERS // 8)
+        if self.open_ids == NULL or self.ended_ids == NULL or self.lowered_ids == NULL:
             raise MemoryError
         for i in range(IDENTIFIERS // 8):
-            self.open_ids[i] = self.ended_ids[i] = 0
+            self.open_ids[i] = self.ended_ids[i] = self.lowered_ids[i] = 0
 
     def __dealloc__(self):
         free(self.out.at)
         free(self.back.at)
         free(self.open_ids)
         free(self.ended_ids)
+        free(self.lowered_ids)
 
     def __init__(self, list maps not None, uint32_t packet_bytes_max):
         """packet_bytes_max: a packet that is larger is malformed."""
@@ -145,10 +156,18 @@ cdef class Crossing:
         self.packet_bytes_max = packet_bytes_max
         self.begin(5, 5, REMAINING_MAX, True)
 
-    def begin(self, uint8_t version, uint8_t other_version, uint32_t other_bytes_max, bint retains):
+    def pair(self, Crossing partner not None):
+        """Know the way of the other broker's packets, whose answers belong to the messages of this one."""
+        self.partner, partner.partner = partner, self
+
+    def begin(self, uint8_t version, uint8_t other_version, uint32_t other_bytes_max, bint retains,
+              uint8_t qos_max=2):
         """Begin with new connections; what has crossed is counted on, and what is unreleased kept."""
         self.version, self.other_version = version, other_version
-        self.other_bytes_max, self.retains = other_bytes_max, retains
+        self.other_bytes_max, self.retains, self.qos_max = other_bytes_max, retains, qos_max
+        self.first_id, self.answered = 0, 0
+        for i in range(IDENTIFIERS // 8):
+            self.ended_ids[i] = 0
         self.own, self.part, self.is_behind = [], bytearray(), False
         self.out.length = self.back.length = 0
 
@@ -202,9 +221,11 @@ cdef class Crossing:
                 found.append(number)
                 make_room(&self.out, ACK_BYTES_MAX)
                 self.put_ack(&self.out, PUBREL, <uint16_t>number, REASON_SUCCESS, 4)
-        for number in found:
-            self.open_ids[number >> 3] &= <uint8_t>~(1 << (number & 7))
         return taken(&self.out), found
+
+    def refuse(self, uint16_t number):
+        """Refuse the next message with this Packet Identifier: the other broker does not stand it."""
+        self.refuses = number
 
     def end(self, list numbers not None):
         """Do not pass on the PUBCOMP with these Packet Identifiers, once each."""
@@ -230,14 +251,14 @@ cdef class Crossing:
             if shift == 28:
                 malformed("Variable Byte Integer of more than 4 bytes")
         length = at + remaining
-        if length > self.packet_bytes_max:
+        kind = p[0] >> 4
+        if length > self.packet_bytes_max or kind != PUBLISH and length > OWN_BYTES_MAX:
             malformed(f"a packet of {length} bytes")
         if length > n:
             return 0
         self.cost(RECORD)
         c.at = p + at
         c.end = p + length
-        kind = p[0] >> 4
         if kind == PUBLISH:
             self.publish(p[0], &c)
         elif PUBACK <= kind <= PUBCOMP:
@@ -277,6 +298,10 @@ cdef class Crossing:
             properties = c.at
             c.at += properties_bytes
         self.cost(<uint64_t>payload_kibi(c) * KIBI)
+        if number and number == self.refuses:
+            self.refuses = 0
+            self.refused += 1
+            return self.answer(qos, number, REASON_IMPLEMENTATION_SPECIFIC_ERROR)
         for each in self.maps:
             self.cost(VISIT)
             if each.takes(topic, n):
@@ -285,11 +310,23 @@ cdef class Crossing:
         if found is None:
             self.unmapped += 1
             return self.answer(qos, number, REASON_TOPIC_NAME_INVALID)
-        if not self.pass_on(first, number, found, topic, n, properties, properties_bytes, c):
+        if qos > self.qos_max:
+            first = first & 0xF9 | <uint8_t>(self.qos_max << 1)
+            if self.qos_max == 0:
+                first &= 0xF7           # DUP has no meaning
+        if not self.pass_on(first, number if self.qos_max else 0, found, topic, n, properties, properties_bytes, c):
             self.too_large += 1
             return self.answer(qos, number, REASON_IMPLEMENTATION_SPECIFIC_ERROR)
-        if qos == 2:
+        if qos > self.qos_max:
+            if qos == 2:
+                self.lowered_ids[number >> 3] |= <uint8_t>(1 << (number & 7))
+            if self.qos_max == 0:
+                return self.answer(qos, number, REASON_SUCCESS)
+        elif qos == 2:
             self.open_ids[number >> 3] |= <uint8_t>(1 << (number & 7))
+            self.lowered_ids[number >> 3] &= <uint8_t>~(1 << (number & 7))
+        if qos and self.first_id == 0:
+            self.first_id = number
         return 0
 
     cdef bint pass_on(self, uint8_t first, uint16_t number, TopicMap found, const uint8_t* topic, size_t n,
@@ -362,10 +399,23 @@ cdef class Crossing:
         if reason >= REASON_FAILED and (kind == PUBACK or kind == PUBREC):
             self.refused += 1
         if kind == PUBREL:
+            if self.lowered_ids[number >> 3] & bit:
+                self.lowered_ids[number >> 3] &= <uint8_t>~bit
+                make_room(&self.back, ACK_BYTES_MAX)
+                return self.put_ack(&self.back, PUBCOMP, number, REASON_SUCCESS, self.version)
             self.open_ids[number >> 3] &= <uint8_t>~bit
-        elif kind == PUBCOMP and self.ended_ids[number >> 3] & bit:
-            self.ended_ids[number >> 3] &= <uint8_t>~bit
-            return 0
+        elif self.partner is not None:
+            if kind != PUBCOMP:
+                self.partner.answered += 1
+            elif self.ended_ids[number >> 3] & bit:
+                self.ended_ids[number >> 3] &= <uint8_t>~bit
+                self.partner.open_ids[number >> 3] &= <uint8_t>~bit
+                return 0
+            if kind == PUBACK and self.partner.lowered_ids[number >> 3] & bit:
+                make_room(&self.out, ACK_BYTES_MAX)
+                if reason == REASON_NO_MATCHING_SUBSCRIBERS:
+                    reason = REASON_SUCCESS
+                return self.put_ack(&self.out, PUBREC, number, reason, self.other_version)
         make_room(&self.out, length)
         if self.other_version == 5 and reason != REASON_NO_MATCHING_SUBSCRIBERS:    # which only servers say
             memcpy(self.out.at + self.out.length, packet, length)

@@ -10,6 +10,7 @@ from pyx.io.poller cimport Poller
 from pyx.io.sources cimport Sources
 
 cdef enum:
+    OF_BRIDGES_ = 255           # instead of the number of a listener: a connection of a bridge of this worker
     ACKS_MAX = 65536            # a connection with more acks waiting for a commit or a sibling is not read
 
 

@@ -1,10 +1,12 @@
 """The connections of one worker, by descriptor: opening, read interest, ending."""
 
-from typing import final
+from typing import Final, final
 
 from pyx.delivery.router_state import RouterState
 from pyx.io.poller import Poller
 from pyx.io.sources import Sources
+
+OF_BRIDGES: Final[int]
 
 @final
 class Connections:

@@ -8,6 +8,8 @@ from pyx.delivery.connection cimport CLOSED
 from pyx.delivery.router_state cimport SLICE
 from pyx.io.poller cimport READABLE, WRITABLE
 
+OF_BRIDGES = <int>OF_BRIDGES_
+
 
 @cython.final
 cdef class Connections:

@@ -15,6 +15,7 @@ from pyx.core cimport counters as count
 from pyx.delivery.back_pressure cimport HELD, REFUSED, UNSTORED
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport is_stored
+from pyx.io.connections cimport OF_BRIDGES_
 from pyx.protocol.bounds cimport publish_lists_too_much
 from pyx.protocol.decoders cimport decode_publish
 from pyx.protocol.message cimport Content
@@ -136,7 +137,8 @@ cdef class Publishing:
         if pub.qos:
             if pub.qos > self.limits.maximum_qos:
                 protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
-            if conn.unanswered + conn.unreleased >= self.limits.receive_maximum and v5:
+            # the other broker of a bridge counts in its own way, or not at all
+            if conn.unanswered + conn.unreleased >= self.limits.receive_maximum and v5 and conn.listener != OF_BRIDGES_:
                 # a resent QoS 2 publish with a known identifier does not count again
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
                     if conn.ack_count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from broker.config.bridges import CONNECTIONS_MAX, TOPICS_MAX, Bridge, local_ids
 from broker.config.loading import load
 from broker.config.settings import ConfigError
+from tests.loadtest.mosquitto import certificates
 
 TOPIC = "\n[[bridges.b.topic]]\n"
 RIGHT = '[bridges.b]\naddress = "mqtt://h"\n'
@@ -54,9 +56,14 @@ def test_addresses(tmp_path: Path, address: str, endpoint: tuple[str, int]) -> N
         ("address = ", "bridges.b.address: 'mqtt://h:0' is neither"),
         ("address = ", "bridges.b.address: 'mqtt://h:65536' is neither"),
         ("address = ", "bridges.b.address: 'mqtt://' is neither"),
+        ("address = ", "bridges.b.address: 'mqtt://a..b' is neither"),
+        ("address = ", f"bridges.b.address: 'mqtt://{'a' * 64}.b' is neither"),
+        ("address = ", "bridges.b.address: 'mqtt://[:::::]' is neither"),
+        ('client_id = "\\u0000"', "bridges.b.client_id: contains U+0000, or more than 65,535 bytes"),
+        (f'client_id = "{"ü" * 40_000}"', "bridges.b.client_id: contains U+0000, or more than 65,535 bytes"),
+        ('username = "\\u0000"', "bridges.b.username: contains U+0000, or more than 65,535 bytes"),
         ('key = "/nowhere"', "bridges.b: certificate and key go together"),
         ('ca_file = "/nowhere"', "bridges.b.ca_file: has no meaning without mqtts://"),
-        ('ca_file = "/nowhere"', "bridges.b.ca_file: /nowhere: No such file or directory"),
         ('password_file = "/nowhere"', "bridges.b.password_file: has no meaning without bridges.b.username"),
         ("connections = 0", "bridges.b.connections: input should be greater than or equal to 1, not 0"),
         ("keep_alive_seconds = 4", "bridges.b.keep_alive_seconds: input should be greater than or equal to 5"),
@@ -70,6 +77,31 @@ def test_what_is_wrong_with_a_bridge(tmp_path: Path, line: str, says: str) -> No
     more = "" if line == "address = " else line
     text = f'[bridges.b]\naddress = "{address}"\n{more}\n' + TOPIC + 'pattern = "a"\n'
     assert any(each.startswith(says) for each in errors(tmp_path, text)), errors(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ('ca_file = "/nowhere"', "bridges.b: /nowhere: No such file or directory"),
+        ('ca_file = "/etc/passwd"', "bridges.b: /etc/passwd: "),
+        ('certificate = "client.pem"\nkey = "server.key"', "bridges.b: client.pem, server.key: "),
+        ('certificate = "client.pem"\nkey = "locked.key"', "bridges.b: client.pem, locked.key: "),
+    ],
+)
+def test_what_is_wrong_with_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, says: str
+) -> None:
+    """A key that is encrypted, too: nobody is there to give its passphrase, and nobody is asked."""
+    certificates(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    locked = ["openssl", "ec", "-in", "client.key", "-out", "locked.key", "-aes256", "-passout", "pass:secret"]
+    subprocess.run(locked, check=True, capture_output=True)
+    right = '[bridges.b]\naddress = "mqtts://h"\nca_file = "ca.pem"\ncertificate = "client.pem"\nkey = "client.key"\n'
+    assert loaded(tmp_path, right + TOPIC + 'pattern = "a"\n')["b"].is_tls
+    found = errors(tmp_path, f'[bridges.b]\naddress = "mqtts://h"\n{lines}\n{TOPIC}pattern = "a"\n')
+    assert len(found) == 1
+    assert found[0].startswith(says)
+    assert "None" not in found[0]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +161,18 @@ def test_the_most_connections(tmp_path: Path, more: int) -> None:
 def test_names(tmp_path: Path, name: str) -> None:
     text = f'[bridges."{name}"]\naddress = "mqtt://h"\ntopic = [{{pattern = "a"}}]\n'
     assert errors(tmp_path, text)[0].startswith(f"bridges: {name!r} is no name")
+
+
+@pytest.mark.parametrize("names", [("a", "a-0"), ("x", "y")])
+def test_no_two_bridges_are_the_same_client(tmp_path: Path, names: tuple[str, str]) -> None:
+    """They would take each other over for ever."""
+    topics = 'topic = [{pattern = "a"}, {pattern = "b"}]\n'
+    same = 'client_id = "same"\n' if names[0] == "x" else ""
+    connections = "" if same else "connections = 2\n"
+    text = f'[bridges.{names[0]}]\naddress = "mqtt://h"\n{same}{connections}{topics}'
+    text += f'[bridges.{names[1]}]\naddress = "mqtt://h:1883"\n{same}{topics}'
+    assert errors(tmp_path, text) == [f"bridges.{names[1]}.client_id: another bridge has it at the same broker"]
+    assert len(loaded(tmp_path, text.replace("h:1883", "h:1884"))) == 2
 
 
 def test_client_ids_here(tmp_path: Path) -> None:

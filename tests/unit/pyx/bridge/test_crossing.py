@@ -164,6 +164,7 @@ def test_packets_for_the_bridge_itself_stay() -> None:
         b"\x30\x04\x00\x01a\x05",  # properties that reach behind the end
         b"\x40\x01\x00",
         b"\xd0\x00" * 201,
+        b"\x90\xff\xff\x07",  # a SUBACK of 128 KiB
     ],
 )
 def test_what_no_server_sends(data: bytes) -> None:
@@ -232,6 +233,7 @@ def test_a_call_does_not_do_any_amount_of_work() -> None:
 def test_a_message_whose_sender_has_lost_its_session_is_released() -> None:
     """Else its Packet Identifier, used anew, would be taken for a repeated message by the other broker."""
     there, here = crossing(), crossing()
+    there.pair(here)
     for number in (1, 8, 65535):
         there.feed(encode_publish(5, b"a", b"", 2, packet_id=number, from_server=True))
     there.feed(encode_ack(5, PUBREL, 8, 0, None, True))
@@ -239,8 +241,48 @@ def test_a_message_whose_sender_has_lost_its_session_is_released() -> None:
     released, numbers = there.release()
     assert numbers == [1, 65535]
     assert [each.packet_id for each in packets(released) if isinstance(each, Ack)] == numbers
-    assert there.release() == (b"", [])
     here.end(numbers)
     late = encode_ack(5, PUBCOMP, 1, 0, None, True)
     assert here.feed(late) == b""
     assert here.feed(late) == late, "one is not passed on, of each"
+    here.begin(5, 5, ANY, True)
+    assert here.feed(encode_ack(5, PUBCOMP, 65535, 0, None, True)), "of that connection"
+    assert there.release()[1] == [65535], "until it is released it is tried again"
+
+
+@pytest.mark.parametrize("of", [4, 5])
+@pytest.mark.parametrize("qos_max", [0, 1])
+def test_a_message_crosses_with_the_qos_that_the_other_broker_takes(qos_max: int, of: int) -> None:
+    way, back = crossing(versions=(of, 5)), crossing(versions=(5, of))
+    way.pair(back)
+    way.begin(of, 5, ANY, True, qos_max)
+    (got,) = published(way.feed(encode_publish(of, b"a", b"x", 2, False, True, 9, from_server=True)))
+    assert (got.qos, got.packet_id, got.dup) == (qos_max, 9 * qos_max, bool(qos_max))
+    answers = way.answers()
+    if qos_max:
+        assert answers == b""
+        answers = back.feed(encode_ack(5, PUBACK, 9, 0x10, None, True))
+    assert answers == encode_ack(of, PUBREC, 9)
+    assert way.feed(encode_ack(of, PUBREL, 9, 0, None, True)) == b""
+    assert way.answers() == encode_ack(of, PUBCOMP, 9)
+    assert way.release() == (b"", [])
+    (got,) = published(way.feed(encode_publish(of, b"a", b"x", 1, packet_id=10, from_server=True)))
+    assert got.qos == qos_max
+    assert way.answers() == (b"" if qos_max else encode_ack(of, PUBACK, 10))
+
+
+def test_a_message_that_the_other_broker_does_not_stand_is_refused() -> None:
+    way, back = crossing(), crossing()
+    way.pair(back)
+    one = encode_publish(5, b"a", b"x", 1, packet_id=9, from_server=True)
+    way.feed(one + encode_publish(5, b"a", b"x", 1, packet_id=10, from_server=True))
+    assert (way.first_id, way.answered) == (9, 0)
+    back.feed(encode_ack(5, PUBACK, 10, 0, None, True))
+    assert way.answered == 1
+    way.begin(5, 5, ANY, True)
+    assert (way.first_id, way.answered) == (0, 0)
+    way.refuse(9)
+    assert way.feed(one) == b""
+    assert way.answers() == encode_ack(5, PUBACK, 9, 0x83)
+    assert way.refused == 1
+    assert way.feed(one), "once"
