@@ -47,10 +47,11 @@ retained ones as such. A convention of mosquitto's, which other brokers understa
 _WINDOW: Final = 100
 _WINDOW_V4: Final = 20
 """Before MQTT 5 a broker does not say how many it takes: mosquitto refuses more by default."""
-_BLAMES_MAX: Final = 3
-"""Connections in a row that the other broker ends over the same message, until the window is one message; twice as many
-until it is given up."""
-_LOOK_SECONDS: Final = 1.0
+_BLAMES_MAX: Final = 6
+"""Three connections in a row that the other broker ends over the same message, or six if it does not say so, until the
+window is one message; twice as many until it is given up."""
+_SUBSCRIBE_SECONDS: Final = 600.0
+"""Time for a SUBACK, which comes behind all that waits for the bridge."""
 _LAST_ID: Final = 65535
 """SUBSCRIBE have the highest Packet Identifiers: brokers begin with the lowest ones."""
 _NO_LOCAL: Final = 0x04
@@ -204,21 +205,21 @@ class BridgeConnection:
             return next(whose + each.result() for each, whose in ended.items() if each.done())
         finally:
             if self._joined:
-                self._note_blame(self._joined[0][0].has_blamed)
+                self._note_blame(self._joined[0][0].blame)
             self._joined, self._is_connected = [], False
             for each in sides:
                 each.close(_DISCONNECT)
 
-    def _note_blame(self, is_blamed: bool) -> None:
+    def _note_blame(self, blame: int) -> None:
         """Give up a message over which the other broker ends the connection again and again: it would be sent for ever,
         and all others wait behind it. It is found with a window of one message.
         """
         first = self._out.first_id
-        if self._out.answered or not is_blamed or not first:
+        if self._out.answered or not blame or not first:
             if self._out.answered:
                 self._blames = 0
             return
-        self._blames = self._blames + 1 if first == self._blamed else 1
+        self._blames = self._blames + blame if first == self._blamed else blame
         self._blamed = first
         if self._blames >= 2 * _BLAMES_MAX:
             self._blames = 0
@@ -239,7 +240,7 @@ class BridgeConnection:
         self._is_new_here |= not connack.session_present
         if former - wanted:
             packet = encode_unsubscribe(5, _LAST_ID, sorted(former - wanted))
-            await _answered(local, local.ask(_LAST_ID, packet), "this broker")
+            await _in_time(local.ask(_LAST_ID, packet), "this broker")
         await self._subscribe_local(local, 2, _NOT_RETAINED)
         local.close(_DISCONNECT)
         await _in_time(local.ended, "this broker")
@@ -268,7 +269,7 @@ class BridgeConnection:
             clean_start=False,
             properties={"session_expiry_interval": NEVER, "receive_maximum": window},
         )
-        connack = await _answered(side, side.connect(connect), "this broker")
+        connack = await _in_time(side.connect(connect), "this broker")
         if connack.reason_code:
             raise BridgeError(f"this broker refuses it: {_refusal(connack)}")
         return side, connack
@@ -296,7 +297,7 @@ class BridgeConnection:
         await _in_time(connecting, "the other broker")
         sides.append(side)
         try:
-            connack = await _answered(side, side.connect(self._connect_packet()), "the other broker")
+            connack = await _in_time(side.connect(self._connect_packet()), "the other broker")
         except BridgeError:
             if side.ended.done():  # perhaps because of the version
                 self._change_version()
@@ -367,7 +368,7 @@ class BridgeConnection:
         for at, (text, options) in enumerate(filters.items()):
             number = _LAST_ID - at
             packet = encode_subscribe(version, number, [Subscription(text, options)])
-            answer = await _answered(side, side.ask(number, packet), who)
+            answer = await _in_time(side.ask(number, packet), who, _SUBSCRIBE_SECONDS)
             if isinstance(answer, Suback) and answer.codes[0] >= _FAILED:
                 code = answer.codes[0]
                 self._log.error("bridge_subscription_refused", by=who, filter=text, code=code)
@@ -382,7 +383,7 @@ class BridgeConnection:
         is_due = now - self._pinged_at >= min(kept_alive) / 2
         for side, seconds in list(self._joined):
             if seconds and side.is_silent(now, 1.5 * seconds):
-                side.connection_lost(TimeoutError("it is silent"))
+                side.give_up("it is silent")
             elif is_due:
                 side.write(PINGREQ_BYTES)
         if is_due:
@@ -396,25 +397,12 @@ def _map(topic_filter: str, prefix: str, other_prefix: str) -> TopicMap:
     return TopicMap(topic_filter.encode(), prefix.encode(), other_prefix.encode())
 
 
-async def _in_time(waits: Awaitable[Any], who: str) -> Any:
+async def _in_time(waits: Awaitable[Any], who: str, seconds: float = _CONNECT_SECONDS) -> Any:
     try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
+        async with asyncio.timeout(seconds):
             return await waits
     except TimeoutError:
-        raise BridgeError(f"{who} does not answer within {_CONNECT_SECONDS:.0f} s") from None
-
-
-async def _answered(side: BrokerSide, waits: Awaitable[Any], who: str) -> Any:
-    """Wait for an answer as long as the broker is not silent: it may come behind much else, on a slow network."""
-    answer = asyncio.ensure_future(waits)
-    loop = asyncio.get_running_loop()
-    try:
-        while not (await asyncio.wait([answer], timeout=_LOOK_SECONDS))[0]:
-            if side.is_silent(loop.time(), _CONNECT_SECONDS):
-                raise BridgeError(f"{who} does not answer within {_CONNECT_SECONDS:.0f} s")
-        return answer.result()
-    finally:
-        answer.cancel()
+        raise BridgeError(f"{who} does not answer within {seconds:.0f} s") from None
 
 
 def _refusal(connack: Connack) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, Final, cast
 
 from pyx.bridge.crossing import Crossing
@@ -50,8 +53,8 @@ class BrokerSide(asyncio.Protocol):
         """Whether messages are neither passed on nor acknowledged."""
         self.heard_at = self._loop.time()
         self._unsent = 0
-        self.has_blamed = False
-        """Whether the broker has ended the connection over what it was sent."""
+        self.blame = 0
+        """Whether the broker has ended the connection over what it was sent: 2: it has said so; 1: perhaps; 0: no."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """Done with the reason when the connection has ended."""
 
@@ -63,8 +66,8 @@ class BrokerSide(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the connection has ended."""
-        if self._version == 4 and error is None:  # it cannot say why
-            self.has_blamed = True
+        if not self.ended.done():
+            self.blame = 1
         self._end("the connection was closed" if error is None else f"the connection has failed: {error}")
 
     @callback("watched")
@@ -135,7 +138,7 @@ class BrokerSide(asyncio.Protocol):
 
     def _own(self, packet: Packet) -> None:
         if isinstance(packet, Disconnect):
-            self.has_blamed = packet.reason_code in _BLAMES
+            self.blame = 2 if packet.reason_code in _BLAMES else 0
             self._end(f"it has ended the connection: {_reason(packet)}")
         elif isinstance(packet, Auth):
             self._end("it asks for an authentication that bridges do not have")
@@ -205,7 +208,17 @@ class BrokerSide(asyncio.Protocol):
         return now - self.heard_at > seconds
 
     def _unsent_bytes(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        """Bytes that it has not taken yet, those in the kernel included."""
+        if self._transport is None or self._transport.is_closing():
+            return 0
+        unsent = array("i", [0])
+        with suppress(OSError):  # it is just being closed
+            ioctl(self._transport.get_extra_info("socket").fileno(), TIOCOUTQ, unsent)
+        return self._transport.get_write_buffer_size() + unsent[0]
+
+    def give_up(self, why: str) -> None:
+        """End the connection."""
+        self._end(why)
 
     def close(self, last: bytes = b"") -> None:
         """Send this, if possible, and close the connection: within _CLOSE_SECONDS in any case."""

@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from tests.broker_process import KIND, BrokerProcess
 from tests.cut_connections import CutConnections
 from tests.integration.test_admin import ids_on, report, totals
 from tests.loadtest.mosquitto import PASSWORD, PROGRAM, USER, Mosquitto
-from tests.waiting import wait_until
-from tests.wire import Client, connect
+from tests.waiting import let_pass, wait_until
+from tests.wire import Client, connect, packet
+from tests.wire import publish as wire_publish
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="bridges are mqttd's own")
 
@@ -454,3 +456,182 @@ def test_a_stalled_broker_holds_back_what_it_does_not_take(start: Start, dial: D
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     assert received(remote, 2000) == expected
+
+
+@contextlib.contextmanager
+def mosquitto_with(tmp_path: Path, port: int, *lines: str) -> Iterator[None]:
+    """Run a mosquitto with its defaults, but for these lines."""
+    file = tmp_path / "mosquitto.conf"
+    file.write_text("\n".join([f"listener {port} 127.0.0.1", "allow_anonymous true", *lines, ""]))
+    process = subprocess.Popen([PROGRAM, "-c", str(file)], stderr=subprocess.DEVNULL)
+    try:
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_until(listens, SECONDS, "mosquitto listens")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port: int = held.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_a_queue_of_qos_2_for_a_broker_that_takes_few_at_a_time(
+    start: Start, dial: Dial, tmp_path: Path, free_port: int, version: str
+) -> None:
+    """mosquitto takes 20 by default, which before MQTT 5 it does not say."""
+    here = start(tables(f"mqtt://127.0.0.1:{free_port}", "{pattern = 'a/#', qos = 2}", version=version))
+    wait_until(lambda: states(here)[0]["reason"], SECONDS, "it was tried")
+    local = dial(here.address, "local")
+    expected = [b"%d" % number for number in range(100)]
+    for payload in expected:
+        local.publish("a/b", payload, qos=2)
+    with mosquitto_with(tmp_path, free_port):
+        remote = dial(("127.0.0.1", free_port), "remote")
+        remote.subscribe("a/#", qos=2)
+        assert received(remote, 100) == expected
+        wait_until(lambda: states(here)[0]["waiting"] == 0, SECONDS, "nothing waits")
+        assert states(here)[0]["refused"] == 0
+
+
+@pytest.mark.parametrize("qos_max", [0, 1])
+def test_a_queue_for_a_broker_that_takes_a_lower_qos(
+    start: Start, dial: Dial, tmp_path: Path, free_port: int, qos_max: int
+) -> None:
+    here = start(tables(f"mqtt://127.0.0.1:{free_port}", "{pattern = 'a/#', qos = 2}", reconnect_seconds_max=1))
+    wait_until(lambda: states(here)[0]["reason"], SECONDS, "it was tried")
+    local = dial(here.address, "local")
+    for qos in (1, 2):
+        for number in range(20):
+            local.publish("a/b", b"%d" % number, qos=qos)
+    with mosquitto_with(tmp_path, free_port, f"max_qos {qos_max}"):
+        wait_until(lambda: states(here)[0]["messages_out"] == 40, SECONDS, "all have crossed")
+        wait_until(lambda: states(here)[0]["waiting"] == 0, SECONDS, "nothing waits")
+        (state,) = states(here)
+        assert (state["connects"], state["refused"]) == (1, 0)
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_a_message_that_the_other_broker_does_not_stand_is_given_up(
+    start: Start, dial: Dial, tmp_path: Path, free_port: int, version: str
+) -> None:
+    """It ends the connection for each topic with a control character. All others would wait behind it for ever."""
+    topics = "{pattern = 'a/#'}"
+    here = start(tables(f"mqtt://127.0.0.1:{free_port}", topics, version=version, reconnect_seconds_max=1))
+    wait_until(lambda: states(here)[0]["reason"], SECONDS, "it was tried")
+    local = dial(here.address, "local")
+    for number in range(10):
+        local.publish(f"a/{number}", b"", qos=1)
+        if number == 5:
+            local.publish("a/\x01", b"", qos=1)
+    with mosquitto_with(tmp_path, free_port):
+        remote = dial(("127.0.0.1", free_port), "remote")
+        remote.subscribe("a/#", qos=1)
+        wait_until(lambda: states(here)[0]["refused"] == 1, SECONDS, "it was given up")
+        assert len(here.logged("bridge_message_refused")) == 1
+        got = set()
+        while len(got) < 10:
+            packet = remote.await_packet("PUBLISH")
+            remote.ack("PUBACK", packet.packet_id)
+            got.add(packet.topic)
+        assert got == {f"a/{number}" for number in range(10)}
+
+
+def test_what_waits_for_a_bridge_neither_expires_nor_makes_room(start: Start, dial: Dial) -> None:
+    limits = "[limits]\nsession_expiry_seconds_max = 1\nsession_expiry_seconds_default_v3 = 1\nsessions_max = 3\n"
+    here = start(tables("mqtt://127.0.0.1:1", "{pattern = 'a'}") + limits)
+    wait_until(lambda: states(here)[0]["reason"], SECONDS, "it was tried")
+    local = dial(here.address, "local")
+    local.publish("a", b"", qos=1)
+    former = dial(here.address, "former", properties={"session_expiry_interval": 600})
+    former.close()
+    wait_until(lambda: totals(here)["mqttd_sessions_expired_total"] == 1, SECONDS, "another session has expired")
+    dial(here.address, "other")
+    assert states(here)[0]["waiting"] == 1
+
+
+class Says:
+    """A broker that answers each CONNECT with what a test wants it to say, and then reads nothing more."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._connections: list[socket.socket] = []
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                came, _ = self._listening.accept()
+                self._connections.append(came)
+                with contextlib.suppress(OSError):
+                    came.recv(65536)
+                    came.sendall(self._said)
+
+    def __enter__(self) -> Says:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for each in self._connections:
+            each.close()
+        self._thread.join()
+
+
+CONNACK = packet("CONNACK", 0, b"\0\0", b"\0")
+UNMAPPED = wire_publish(5, "unmapped", b"", qos=1, packet_id=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"\x20\x03\x00\x87\x00", "the other broker refuses it: 0x87 not authorized"),
+        (b"\x20\x09\x00", ""),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the other broker does not answer within 10 s"),
+        (CONNACK + b"\x90\xff\xff\xff\x7f", "it has sent what is not MQTT: a packet of 268435460 bytes"),
+        (CONNACK + b"\xd0\x00" * 1000, "it has sent what is not MQTT"),
+        (CONNACK + b"\xf0\x02\x18\x00", "it has sent what is not MQTT"),
+        (CONNACK + b"\xe0\x01\x8b", "it has ended the connection: reason 0x8b"),
+        (CONNACK + UNMAPPED * 400_000, "it does not take the answers to what it sends"),
+    ],
+    ids=["refuses", "stalls", "http", "huge", "answers", "auth", "ends", "flood"],
+)
+def test_a_broker_that_behaves_badly(start: Start, dial: Dial, said: bytes, reason: str) -> None:
+    """Its bridge says so and tries again; clients here are served."""
+    with Says(said) as there:
+        url_of = f"mqtt://127.0.0.1:{there.port}"
+        here = start(tables(url_of, "{pattern = 'in', direction = 'in'}, {pattern = 'out'}", reconnect_seconds_max=1))
+        local = dial(here.address, "local")
+        if reason:
+            wait_until(lambda: states(here)[0]["reason"].startswith(reason[:100]), SECONDS, f"the reason is {reason}")
+        local.publish("out", b"", qos=1)
+        local.subscribe("x", qos=1)
+        local.publish("x", b"", qos=1)
+        local.receive("x", b"")
+        assert here.stop() == 0
+    here.assert_sound()
+    assert not here.logged("internal_error")
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01, 0.1])
+def test_a_stop_at_any_moment(start: Start, seconds: float) -> None:
+    there = start()
+    here = start(
+        tables(url(there), "{pattern = 'a'}", connections=1) + tables("mqtt://127.0.0.1:1", "{pattern = 'b'}", "b")
+    )
+    let_pass(seconds)
+    assert here.stop() == 0
+    assert not here.logged("internal_error")
+    here.assert_sound()

@@ -84,4 +84,4 @@ def test_a_worker_killed_between_two_steps_of_a_copy_owes_nothing() -> None:
 def test_gauges_and_counters_are_told_apart() -> None:
     gauges = [name for index, name in enumerate(counters.NAMES) if counters.is_gauge(index)]
     assert gauges[0] == "incarnation"
-    assert gauges[-1] == "records_set_aside"
+    assert gauges[-1] == "bridges_connected"
