@@ -1,8 +1,9 @@
 """PUBLISH packets of clients: decoded, judged, and routed or refused.
 
 A publish passes, in this order: the bounds of its properties, its Topic Alias, its topic, the back-pressure, the topics
-of the server's own, the authorisation, the payload's format, what the CONNACK announced, and Receive Maximum. The first
-that refuses it says why. One to $mqttd/owner is a question to the broker, and is routed to nobody.
+of the server's own, the authorisation, the payload's format, what the CONNACK announced, and Receive Maximum (not for a
+bridge, for the other broker counts in its own way). The first that refuses it says why. One to $mqttd/owner is a question
+to the broker, and is routed to nobody.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -137,7 +138,6 @@ cdef class Publishing:
         if pub.qos:
             if pub.qos > self.limits.maximum_qos:
                 protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
-            # the other broker of a bridge counts in its own way, or not at all
             if conn.unanswered + conn.unreleased >= self.limits.receive_maximum and v5 and conn.listener != OF_BRIDGES_:
                 # a resent QoS 2 publish with a known identifier does not count again
                 if pub.qos == 1 or not self.known(s, pub.packet_id):

@@ -538,7 +538,7 @@ def test_a_message_that_the_other_broker_does_not_stand_is_given_up(
         remote.subscribe("a/#", qos=1)
         wait_until(lambda: states(here)[0]["refused"] == 1, SECONDS, "it was given up")
         assert len(here.logged("bridge_message_refused")) == 1
-        got = set()
+        got: set[str] = set()
         while len(got) < 10:
             packet = remote.await_packet("PUBLISH")
             remote.ack("PUBACK", packet.packet_id)
