@@ -18,10 +18,11 @@ from libc.string cimport memcmp, memcpy
 
 from pyx.core.work cimport KIBI, RECORD, VISIT, work
 from pyx.protocol.packets cimport (
-    AUTH, CONNACK, DISCONNECT, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK,
+    AUTH, CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK,
 )
 from pyx.protocol.reasons cimport (
-    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_SUCCESS, REASON_TOPIC_NAME_INVALID, malformed,
+    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_SUCCESS, REASON_TOPIC_NAME_INVALID,
+    malformed,
 )
 from pyx.protocol.topics cimport topic_matches, topic_name_valid
 from pyx.protocol.wire cimport Cursor, put_u16, put_varint, read_binary, read_u16, read_varint, varint_size

@@ -2,8 +2,8 @@
 
 A publish passes, in this order: the bounds of its properties, its Topic Alias, its topic, the back-pressure, the topics
 of the server's own, the authorisation, the payload's format, what the CONNACK announced, and Receive Maximum (not for a
-bridge, for the other broker counts in its own way). The first that refuses it says why. One to $mqttd/owner is a question
-to the broker, and is routed to nobody.
+bridge, for the other broker counts in its own way). The first that refuses it says why. One to $mqttd/owner is a
+question to the broker, and is routed to nobody.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
