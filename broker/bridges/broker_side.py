@@ -52,7 +52,7 @@ class BrokerSide(asyncio.Protocol):
         self.discards = False
         """Whether messages are neither passed on nor acknowledged."""
         self.heard_at = self._loop.time()
-        self._unsent = 0
+        self._unsent = self._answer_bytes = 0
         self.blame = 0
         """Whether the broker has ended the connection over what it was sent: 2: it has said so; 1: perhaps; 0: no."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -93,26 +93,31 @@ class BrokerSide(asyncio.Protocol):
             packets = self._crossing.feed(data)
             answers = self._crossing.answers()
             if answers and not self.discards:
-                self.write(answers)
-                if self._unsent_bytes() > _ANSWERS_BYTES_MAX:
-                    self._end("it does not take the answers to what it sends")
-                    return
+                self._answer(answers)
             for packet in self._crossing.own_packets():
                 self._own(decode(packet, self._version, from_server=True))
+            self._pass_on(b"" if self.discards else packets)
+            self._read_or_not()
         except MqttError as error:
             self._end(f"it has sent what is not MQTT: {error}")
-            return
         except Exception as error:  # noqa: BLE001  a bridge ends, and not its worker
             self._defect(error)
             self._end("an internal error: the log has the details")
-            return
-        if self.discards:
-            packets = b""
+
+    def _answer(self, answers: bytes) -> None:
+        """Send what the bridge itself answers; see from time to time whether the broker takes it."""
+        self.write(answers)
+        self._answer_bytes += len(answers)
+        if self._answer_bytes > _ANSWERS_BYTES_MAX // 4:
+            self._answer_bytes = 0
+            if self._unsent_bytes() > _ANSWERS_BYTES_MAX:
+                self._end("it does not take the answers to what it sends")
+
+    def _pass_on(self, packets: bytes) -> None:
         if self._other is not None:
             self._other.write(packets)
         elif packets:
             self._held.append(packets)
-        self._read_or_not()
 
     def _read_or_not(self) -> None:
         """Read on unless the other broker is slower, or has to be waited for; soon, if there is more at hand."""
