@@ -117,10 +117,10 @@ ASAN_SOAK = tests/unit/pyx/delivery/test_bounds_of_callbacks.py
 # those marked `alone` afterwards, as in `make test`
 asan: asan-tree
 	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
-	    -m "not whole_tree and not soak and not alone" -n $(JOBS) --dist loadscope --no-loadscope-reorder \
+	    -m "not whole_tree and not long and not soak and not alone" -n $(JOBS) --dist loadscope --no-loadscope-reorder \
 	    --ignore $(ASAN_SOAK) tests/unit tests/fuzz tests/contract $(ARGS)
 	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
-	    -m "not whole_tree and not soak and alone" tests/unit tests/fuzz tests/contract $(ARGS)
+	    -m "not whole_tree and not long and not soak and alone" tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile-tests
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)

@@ -4,14 +4,18 @@ direction or in both, and between a host and etcd.
     the tests   N.254  ---+---  switch  ---+---  N.1  host n0
     etcd        N.253  ---+                +---  N.2  host n1 ...
 
-N is 10.231.0 to 10.231.199, the first that nobody uses. Needs root and Debian's iproute2.
+N is 10.231.0 to 10.231.199, the first unused one. A host may be far from the switch (`delay_line`). Needs root, and
+Debian's iproute2.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import struct
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +29,8 @@ __all__ = ["ETCD", "NamespacedHosts", "namespaced_hosts_of"]
 ETCD = -1
 """The place of etcd among the hosts."""
 _NETWORKS_MAX = 200
+_TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+"""<linux/if_tun.h>"""
 _NOBODY = "02:00:00:00:00:01"
 """A hardware address that no interface has: what is sent to it is lost, and nobody is told."""
 
@@ -32,6 +38,13 @@ _NOBODY = "02:00:00:00:00:01"
 def _ip(*arguments: str) -> None:
     done = subprocess.run(("ip", *arguments), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"
+
+
+def _tap(name: str) -> int:
+    """Return the descriptor of a new tap interface, which lives as long as somebody has it."""
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP | _IFF_NO_PI))
+    return tap
 
 
 def _claimed() -> tuple[int, BinaryIO]:
@@ -50,8 +63,10 @@ def _claimed() -> tuple[int, BinaryIO]:
 class Network:
     """A switch, a namespace for each host, and the interface of the tests."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, delays_ms: Mapping[int, int] = MappingProxyType({})) -> None:
         at, self._claim = _claimed()
+        self._delays_ms = delays_ms
+        self._lines: list[subprocess.Popen[bytes]] = []
         self._switch = f"mqttd{at}"
         self._prefix = f"10.231.{at}"
         self.address = f"{self._prefix}.254"
@@ -79,10 +94,26 @@ class Network:
             _ip("netns", "add", namespace)
             _ip("-n", namespace, "link", "set", "lo", "up")
             port = f"host{at}"
-            _ip("-n", namespace, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
+            if self._delays_ms.get(at):
+                self._draw_line(port, namespace, self._delays_ms[at])
+            else:
+                _ip("-n", namespace, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
             _ip("-n", namespace, "address", "add", f"{self.address_of(at)}/24", "dev", "eth0")
             _ip("-n", namespace, "link", "set", "eth0", "up")
             self._plug(port)
+
+    def _draw_line(self, port: str, namespace: str, delay_ms: int) -> None:
+        taps = []
+        try:
+            for name, of, end in ((port, self._switch, "s"), ("eth0", namespace, "h")):
+                here = f"{self._switch}{end}{len(self._lines)}"
+                taps.append(_tap(here))
+                _ip("link", "set", here, "netns", of, "name", name)
+            command = (sys.executable, "-m", "tests.cluster.delay_line", *map(str, taps), str(delay_ms))
+            self._lines.append(subprocess.Popen(command, pass_fds=taps, stdin=subprocess.PIPE))
+        finally:
+            for tap in taps:
+                os.close(tap)
 
     def _plug(self, port: str) -> None:
         _ip("-n", self._switch, "link", "set", port, "master", "switch", "up")
@@ -119,6 +150,9 @@ class Network:
     def remove(self) -> None:
         """Remove everything, and let others have its number."""
         try:
+            for line in self._lines:
+                line.communicate()
+                assert line.returncode == 0, "a delay line has failed"
             self._remove_namespaces()
         finally:
             self._claim.close()
@@ -166,12 +200,15 @@ def namespaced_hosts_of(
     workers: Sequence[int],
     store: str = "memory",
     environment: Mapping[str, str] = MappingProxyType({}),
+    delays_ms: Mapping[int, int] = MappingProxyType({}),
     **limits: float,
 ) -> Iterator[NamespacedHosts]:
-    """Run a host for each number of workers, linked with each other. At the end none may have failed within."""
+    """Run a host for each number of workers, linked with each other. At the end none may have failed within. delays_ms:
+    by host, how long what it sends or gets is on the way.
+    """
     with contextlib.ExitStack() as stack:
         hosts = NamespacedHosts()
-        hosts.network = Network(len(workers))
+        hosts.network = Network(len(workers), delays_ms)
         stack.callback(hosts.network.remove)
         hosts.etcd = stack.enter_context(etcd_process(host=hosts.network.etcd_address))
         for at, count in enumerate(workers):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from broker.cluster.contract import Compacted, CoordinationError, Denied, Put, Unreachable
 from broker.cluster.etcd import CALL_SECONDS, Etcd, EtcdAddress
 from broker.cluster.etcd_messages import etcdrpc
+from tests.certificates import certificates
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
 
 
@@ -240,24 +240,11 @@ def test_whoever_is_refused_is_told_so(server: EtcdProcess) -> None:
     asyncio.run(run())
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority (ca.pem), and what it has signed for 127.0.0.1: server.pem, client.pem, *.key."""
+@pytest.fixture(scope="module", name="certificates")
+def in_a_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with certificates, as `tests.certificates` makes them."""
     folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
-    openssl("req", "-x509", *new_key, "-keyout", "no.key", "-out", "other-ca.pem", "-subj", "/CN=other", "-days", "2")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-out", f"{name}.pem", "-days", "2", "-extfile", "names"),
-        )
+    certificates(folder)
     return folder
 
 

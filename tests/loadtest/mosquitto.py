@@ -9,6 +9,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from tests.certificates import certificates
 from tests.waiting import wait_until
 
 PROGRAM = os.environ.get("MOSQUITTO", "/usr/sbin/mosquitto")
@@ -33,23 +34,6 @@ cafile {directory}/ca.pem
 certfile {directory}/server.pem
 keyfile {directory}/server.key
 """
-
-
-def certificates(directory: Path) -> None:
-    """Make ca.pem, other-ca.pem, server.pem for 127.0.0.1 and client.pem (both signed by ca.pem), each with a .key."""
-    _certificate(directory, "ca", "/CN=authority")
-    _certificate(directory, "other-ca", "/CN=somebody else")
-    _certificate(directory, "server", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1")
-    _certificate(directory, "client", "/CN=client")
-
-
-def _certificate(directory: Path, name: str, subject: str, *more: str) -> None:
-    signed = [] if name.endswith("ca") else ["-CA", "ca.pem", "-CAkey", "ca.key"]
-    subprocess.run(
-        ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2",
-         "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", subject, *more, *signed],
-        cwd=directory, check=True, capture_output=True,
-    )  # fmt: skip
 
 
 class Mosquitto:

@@ -17,7 +17,7 @@ from loadtest import brokers, compare, comparison, document
 from loadtest.brokers import PLAIN, Broker, BrokerFailed
 from loadtest.comparison import Cell, Comparison, Row
 from tests.broker_process import ROOT
-from tests.loadtest.mosquitto import certificates
+from tests.certificates import certificates
 from tests.waiting import wait_until
 
 SHORT = ["--runs", "1", "--seconds", "0.3", "--warmup", "0.1", "--drain", "30", "--quiet"]

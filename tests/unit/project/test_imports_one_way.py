@@ -186,3 +186,20 @@ def test_the_reader_sees_every_kind_of_import(importer: str, suffix: str, line: 
     read = of_python if suffix == "py" else of_cython
     found = [name for name in read(line, importer) if not allowed(importer, name)]
     assert found[:1] == names
+
+
+def test_the_tests_under_the_sanitizers_import_what_is_copied_for_them() -> None:
+    """`make asan` runs some folders of tests in a tree of its own, which has few others."""
+    copied = re.findall(r"cp -r tests/\{([\w,]+)\}", (ROOT / "Makefile").read_text())
+    assert len(copied) == 1
+    there = {"unit", *copied[0].split(",")}
+    for folder in ("unit", "fuzz", "contract"):
+        for path in (ROOT / "tests" / folder).rglob("*.py"):
+            if path.is_relative_to(ROOT / "tests" / "unit" / "project"):
+                continue  # looks at the whole tree
+            package = ".".join(path.relative_to(ROOT).parent.parts)
+            for name in of_python(path.read_text(), package):
+                head, _, rest = name.partition(".")
+                module = rest.partition(".")[0]
+                if head == "tests" and module and (ROOT / "tests" / module).is_dir():
+                    assert module in there, f"{path.relative_to(ROOT)} imports {name}"

@@ -10,7 +10,7 @@ import pytest
 from broker.config.bridges import CONNECTIONS_MAX, TOPICS_MAX, Bridge, local_ids
 from broker.config.loading import load
 from broker.config.settings import ConfigError
-from tests.loadtest.mosquitto import certificates
+from tests.certificates import certificates
 
 TOPIC = "\n[[bridges.b.topic]]\n"
 RIGHT = '[bridges.b]\naddress = "mqtt://h"\n'
