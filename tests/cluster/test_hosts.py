@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -294,3 +295,27 @@ def test_an_offline_session_on_another_host_gets_its_messages(pair: Hosts) -> No
         subscriber.receive(f"offline/{number}", b"")
     expect_nothing_more(subscriber, publisher, "offline-marker")
     close(publisher, subscriber)
+
+
+@pytest.mark.soak
+def test_a_publish_for_10_000_subscribers_crosses_once() -> None:
+    """They are all on the other host, on both of its workers."""
+    subscribers = 10_000
+    needed = subscribers + 1000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard >= needed, "this machine allows too few open files"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    try:
+        with hosts_of([2, 2]) as (here, there):
+            clients = [there.client(f"many-{at}") for at in range(subscribers)]
+            for client in clients:
+                client.subscribe("once/#", qos=1)
+            publisher = here.client("publisher")
+            before = here.counter("mesh_entries_sent")
+            publisher.publish("once/wanted", b"x", qos=1)
+            for client in clients:
+                client.receive("once/wanted", b"x", qos=1)
+            assert here.counter("mesh_entries_sent") - before == 1
+            close(publisher, *clients)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
