@@ -11,12 +11,12 @@ of both hosts for a message, for stores in memory and on disk; checks that each 
 from __future__ import annotations
 
 import argparse
-import os
 import selectors
 import time
 from dataclasses import dataclass
 
 from broker.config.limits import Limits
+from tests.benchmarks.reconnecting import cpu_seconds
 from tests.cluster.namespaces import namespaced_hosts_of
 from tests.wire import Client, publish
 
@@ -54,14 +54,6 @@ class Publisher:
         self.waiting -= answered
 
 
-def _cpu_seconds(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _measure(store: str, options: argparse.Namespace) -> tuple[float, float]:
     """Return messages a second, and us of CPU for a message."""
     running = namespaced_hosts_of(
@@ -71,7 +63,8 @@ def _measure(store: str, options: argparse.Namespace) -> tuple[float, float]:
         queue_messages_max=2 * options.messages,
         queue_bytes_max=1 << 30,
     )
-    with running as (here, there):
+    with running as hosts:
+        here, there = hosts
         subscriber = there.client("far", properties={"session_expiry_interval": 600})
         subscriber.subscribe("far/#", qos=1)
         subscriber.disconnect()
@@ -80,8 +73,7 @@ def _measure(store: str, options: argparse.Namespace) -> tuple[float, float]:
             Publisher(here.client_on(at % options.workers, f"near{at}-"), each, options.bytes)
             for at in range(options.publishers)
         ]
-        pids = [*here.worker_pids().values(), *there.worker_pids().values()]
-        cpu, began = _cpu_seconds(pids), time.perf_counter()
+        cpu, began = cpu_seconds(hosts), time.perf_counter()
         with selectors.DefaultSelector() as selector:
             for publisher in publishers:
                 selector.register(publisher.client.socket, selectors.EVENT_READ, publisher)
@@ -92,7 +84,7 @@ def _measure(store: str, options: argparse.Namespace) -> tuple[float, float]:
                 for key, _ in ready:
                     key.data.take()
                     key.data.send()
-        took, cpu = time.perf_counter() - began, _cpu_seconds(pids) - cpu
+        took, cpu = time.perf_counter() - began, cpu_seconds(hosts) - cpu
         sent = each * options.publishers
         assert here.counter("mesh_entries_sent") == sent, "each message has crossed once"
         assert there.counter("dropped_queue_full") == 0

@@ -16,9 +16,13 @@ more measurements decide constants and are not part of the table:
     python -m tests.benchmarks.sharing     the size from which a body is worth sharing (limits.share_large_bytes)
     python -m tests.benchmarks.wiring      links, memory and time to ready of 4, 16 and 64 workers, three ways
 
-Not part of it either: `python -m tests.benchmarks.moving_sessions`, how long a session takes to move between hosts,
-`python -m tests.benchmarks.far_hosts`, what reaches a host that is far, and `python -m tests.benchmarks.bridging`, what
-a bridge costs.
+Nor are those of clusters and bridges:
+
+    python -m tests.benchmarks.moving_sessions  how long a session takes to move between hosts
+    python -m tests.benchmarks.far_hosts        what reaches a host that is far
+    python -m tests.benchmarks.joining          how long a host takes to join a cluster that has much
+    python -m tests.benchmarks.reconnecting     how fast clients come back, and how often that asks etcd
+    python -m tests.benchmarks.bridging         what a bridge costs
 """
 
 from __future__ import annotations

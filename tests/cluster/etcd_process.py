@@ -17,6 +17,9 @@ from tests.waiting import wait_until
 __all__ = ["EtcdProcess", "etcd_process"]
 
 
+_STARTED = 'grpc_server_started_total{grpc_method="Txn"'
+
+
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -70,6 +73,12 @@ class EtcdProcess:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+    def transactions(self) -> int:
+        """Return how many transactions it has been asked for since its start."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.split()[1])) for line in lines if line.startswith(_STARTED))
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
