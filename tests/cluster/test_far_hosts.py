@@ -22,8 +22,10 @@ ROUND_TRIPS_MAX = 50
 @pytest.fixture(scope="module")
 def far() -> Iterator[NamespacedHosts]:
     """Two hosts, the second of which is far from the first one and from etcd."""
-    limits = {"receive_maximum": 65_535, "queue_messages_max": 2 * MESSAGES}
-    with namespaced_hosts_of([2, 2], delays_ms={1: ROUND_TRIP_MS // 2}, **limits) as hosts:
+    delays_ms = {1: ROUND_TRIP_MS // 2}
+    with namespaced_hosts_of(
+        [2, 2], delays_ms=delays_ms, receive_maximum=65_535, queue_messages_max=2 * MESSAGES
+    ) as hosts:
         yield hosts
 
 
