@@ -114,13 +114,11 @@ asan-tree: $(VENV)/made
 # The callbacks at the configured maxima take as long as all others; `make soak` has them.
 ASAN_SOAK = tests/unit/pyx/delivery/test_bounds_of_callbacks.py
 
-# those marked `alone` afterwards, as in `make test`
+# Those marked `alone` start 64 workers: too much for a machine that runs each of them under sanitizers.
 asan: asan-tree
 	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
 	    -m "not whole_tree and not long and not soak and not alone" -n $(JOBS) --dist loadscope --no-loadscope-reorder \
 	    --ignore $(ASAN_SOAK) tests/unit tests/fuzz tests/contract $(ARGS)
-	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
-	    -m "not whole_tree and not long and not soak and alone" tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile-tests
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)

@@ -9,6 +9,7 @@ import faulthandler
 import os
 import re
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ from tests.fuzz.stage import Script, Stage
 from tests.fuzz.watcher import split
 
 TRY_CPU_SECONDS = 20
+TRY_SECONDS = 200
+"""A child that waits uses no CPU time: one that is forked while another thread has a lock waits for it for ever."""
 MINIMISE_SECONDS = 120.0
 BYTES_MAX = 2000
 
@@ -44,6 +47,7 @@ def failure_of_child(script: Script) -> str:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (TRY_CPU_SECONDS, TRY_CPU_SECONDS))
+        signal.alarm(TRY_SECONDS)
         os.write(writing, failure(script).encode()[:60_000])
         os._exit(0)
     os.close(writing)
