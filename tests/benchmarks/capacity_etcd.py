@@ -1,4 +1,4 @@
-"""What the ownership of client ids costs an etcd: bytes of a session, transactions of a connect storm, the end of a host.
+"""What the ownership of client ids costs an etcd: bytes of a session, transactions of a storm, the end of a host.
 
 A real etcd on this machine, and the broker's own requests (`broker.cluster.ownership`), without the broker around them.
 Client ids have 23 bytes, the longest that every server must accept [MQTT-3.1.3-5], node ids 7.
@@ -20,6 +20,7 @@ from broker.cluster.contract import Coordination, CoordinationError
 from broker.cluster.etcd import Etcd, EtcdAddress
 from broker.cluster.etcd_messages import etcdrpc
 from broker.cluster.host_record import HostRecord, HostState
+from broker.cluster.membership import LEASE_SECONDS
 from broker.cluster.ownership import TRANSACTIONS_PER_SECOND_MAX, Ownership
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
 
@@ -150,8 +151,8 @@ def records(count: int) -> Figures:
 
 
 def storms(clients: int, hosts: int) -> Figures:
-    """Let so many clients connect at once, evenly over hosts that do not know them. Then let the same clients connect to
-    the next host, which takes them over: a claim that is refused, and a take.
+    """Let so many clients connect at once, evenly over hosts that do not know them. Then let the same clients connect
+    to the next host, which takes them over: a claim that is refused, and a take.
     """
 
     async def measure(server: EtcdProcess) -> Figures:
@@ -209,8 +210,9 @@ def most_in_a_second(moments: Sequence[float]) -> int:
 class Stalls:
     """Does something again and again, and notes the longest time from one success to the next, in seconds."""
 
-    def __init__(self, work: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[Any]], every: float) -> None:
         self.longest = 0.0
+        self._every = every
         self._work = work
         self._task = asyncio.create_task(self._go_on())
 
@@ -221,7 +223,7 @@ class Stalls:
                 await self._work()
                 now = time.monotonic()
                 self.longest, done = max(self.longest, now - done), now
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(self._every)
 
     async def end(self) -> float:
         """Return the longest time."""
@@ -231,12 +233,13 @@ class Stalls:
         return longest
 
 
-async def _ended(server: EtcdProcess, host: Claiming, last: str) -> float:
-    """End a host's lease. Return the seconds until its last client id is free."""
+async def _end(server: EtcdProcess, host: Claiming, leases: Sequence[int], last: str) -> float:
+    """End a host's leases, one after the other. Return the seconds until its last client id is free."""
     began = time.monotonic()
     async with grpc.aio.insecure_channel(server.endpoint) as channel:  # without the 2 s of the broker's calls
-        with contextlib.suppress(grpc.RpcError):  # etcd gives up after 7 s, and does it all the same
-            await etcdrpc.LeaseStub(channel).LeaseRevoke(etcdrpc.LeaseRevokeRequest(ID=host.lease))
+        for lease in leases:
+            with contextlib.suppress(grpc.RpcError):  # etcd gives up after 7 s, and does it all the same
+                await etcdrpc.LeaseStub(channel).LeaseRevoke(etcdrpc.LeaseRevokeRequest(ID=lease))
     while True:
         with contextlib.suppress(CoordinationError):
             if not (await host.ownership.look(last)).epoch:
@@ -246,33 +249,43 @@ async def _ended(server: EtcdProcess, host: Claiming, last: str) -> float:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def endings(counts: Sequence[int], runs: int) -> Figures:
-    """End the lease of a host that owns so many client ids: etcd deletes them in one piece of work. Figures, for each
-    number: how long it takes, and how long other hosts' writes and renewals of leases wait meanwhile; medians, in seconds.
-    """
-
-    async def measure(server: EtcdProcess, count: int) -> tuple[float, float, float]:
-        host, other = Claiming(server, 1, paced=0), Claiming(server, 2, paced=0)
+async def _ending(server: EtcdProcess, count: int, leases: int) -> tuple[float, float, float, float]:
+    host, other = Claiming(server, 1, paced=0), Claiming(server, 2, paced=0)
+    await other.join()
+    names = client_ids(count)
+    granted = []
+    for at in range(leases):
         await host.join()
-        await other.join()
-        names = client_ids(count)
-        await host.claim(names)
-        writes = Stalls(lambda: other.etcd.grant(_LEASE_SECONDS))  # goes through etcd's log, as a transaction does
-        renewals = Stalls(lambda: other.etcd.keep_alive(other.lease))
-        await asyncio.sleep(_BEFORE_SECONDS)
-        seconds = await _ended(server, host, names[-1])
-        await asyncio.sleep(_BEFORE_SECONDS)
-        waited = await writes.end(), await renewals.end()
-        await host.close()
-        await other.close()
-        return seconds, *waited
+        granted.append(host.lease)
+        await host.claim(names[at::leases])
+    writes = Stalls(lambda: other.etcd.grant(_LEASE_SECONDS), _LOOK_SECONDS)  # goes through etcd's log, as claims do
+    renewals = Stalls(lambda: other.etcd.keep_alive(other.lease), _LOOK_SECONDS)
+    other.lease = await other.etcd.grant(LEASE_SECONDS)
+    owned = await other.ownership.claim("bystander")
+    member = Stalls(lambda: other.etcd.keep_alive(other.lease), LEASE_SECONDS / 4)  # as often as a member does
+    await asyncio.sleep(_BEFORE_SECONDS)
+    seconds = await _end(server, host, granted, names[-1])
+    await asyncio.sleep(2 * LEASE_SECONDS)
+    has_ended = await other.ownership.look("bystander") != owned
+    waited = await writes.end(), await renewals.end()
+    await member.end()
+    await host.close()
+    await other.close()
+    return seconds, *waited, float(has_ended)
 
+
+def endings(counts: Sequence[int], runs: int, leases: int = 1) -> Figures:
+    """End the lease of a host that owns so many client ids: etcd deletes them in one piece of work. Figures, for each
+    number, medians: how many seconds it takes, for how many seconds other hosts' writes and renewals of leases wait,
+    and whether the lease of a host that goes on has ended as well (1). leases: over which the records are spread.
+    """
     figures: Figures = {}
     for count in counts:
         found = []
         for _ in range(runs):
             with etcd_process(WITH_FSYNC) as server:
-                found.append(asyncio.run(measure(server, count)))
-        for name, times in zip(("seconds", "writes_wait", "renewals_wait"), zip(*found, strict=True), strict=True):
-            figures[f"{name}_{count}"] = median(times)
+                found.append(asyncio.run(_ending(server, count, leases)))
+        names = ("seconds", "writes_wait", "renewals_wait", "others_ended")
+        for name, values in zip(names, zip(*found, strict=True), strict=True):
+            figures[f"{name}_{count}"] = median(values)
     return figures

@@ -24,7 +24,7 @@ from broker.config.data_path import fill
 from broker.config.settings import Settings
 from pyx.core.counters import Row
 from pyx.core.limits import Limits
-from pyx.core.peer import peer_of, worker_of
+from pyx.core.peer import worker_of
 from pyx.core.timers import TimerWheel
 from pyx.delivery.router import Router
 from pyx.delivery.session import Session
@@ -39,7 +39,19 @@ from tests.sansio import Host
 from zmq_mesh.interest import Change, Publisher, decode_changes
 from zmq_mesh.rails import peers_of
 
-__all__ = ["Figures", "Grid", "delta", "filter_of", "grid", "on_disk_bytes", "places", "remote_interest", "retained", "sessions", "snapshot_of_table"]
+__all__ = [
+    "Figures",
+    "Grid",
+    "delta",
+    "filter_of",
+    "grid",
+    "on_disk_bytes",
+    "places",
+    "remote_interest",
+    "retained",
+    "sessions",
+    "snapshot_of_table",
+]
 
 Figures = dict[str, float]
 
@@ -106,8 +118,8 @@ def _snapshot(changes: Iterable[Change]) -> list[bytes]:
 
 
 def remote_interest(filters: int, siblings: int, hosts: int) -> Figures:
-    """Let a worker learn so many exact filters, evenly from its siblings and from rails to other hosts. The process must
-    not be used for another measurement of memory.
+    """Let a worker learn so many exact filters, evenly from its siblings and from rails to other hosts. The process
+    must not be used for another measurement of memory.
     """
     worker = RoutedWorker(0, siblings + 1)
     places = [*range(1, siblings + 1), *(worker.router.peers.add_rail(True) for _ in range(hosts))]
@@ -198,8 +210,8 @@ def places(own_workers: int, other_workers: Sequence[int]) -> tuple[list[int], i
 
 
 class Grid:
-    """All routers of a cluster, with real tables and batches, each of the hosts with as many workers. Client n is on host
-    n modulo their number, at its home there, and subscribes to `filter_of(n)`.
+    """All routers of a cluster, with real tables and batches, each of the hosts with as many workers. Client n is on
+    host n modulo their number, at its home there, and subscribes to `filter_of(n)`.
     """
 
     def __init__(self, hosts: int, workers: int, clients: int, seed: int) -> None:
@@ -354,6 +366,8 @@ def _connected(count: int) -> tuple[Host, list[float]]:
                 del host.peer_of[each.conn]
             host.peers.clear()
             peers.clear()
+            for log in host.logs:
+                log.events.clear()
     gc.collect()
     return host, [before, pss_bytes()]
 
