@@ -106,6 +106,7 @@ PARTS: Final[dict[str, Callable[[], Figures]]] = {
     "filters_1m": lambda: dict(capacity_routers.remote_interest(1_000_000, 0, 1)),
     "filters_20m": lambda: dict(capacity_routers.remote_interest(20_000_000, WORKERS - 1, HOSTS - 1)),
     "snapshot": _snapshot,
+    "idle_link": lambda: dict(capacity_routers.idle_link(600)),
     "grid": lambda: dict(capacity_routers.grid(HOSTS, WORKERS, 20_000, 20_000)),
     "sessions": lambda: dict(capacity_routers.sessions(200_000)),
     "retained": lambda: dict(capacity_routers.retained(10_000_000, 100)),

@@ -14,21 +14,23 @@ import gc
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from broker.config.data_path import fill
 from broker.config.settings import Settings
 from pyx.core.counters import Row
 from pyx.core.limits import Limits
-from pyx.core.peer import worker_of
+from pyx.core.peer import peer_of, worker_of
 from pyx.core.timers import TimerWheel
 from pyx.delivery.router import Router
 from pyx.delivery.session import Session
 from pyx.matching.interest import interest_of
+from pyx.mesh.link import Link
 from pyx.protocol.message import Message
 from shards.placement import home
 from tests import wire
@@ -36,6 +38,7 @@ from tests.benchmarks import on_disk
 from tests.benchmarks.bench_subscriptions import Population
 from tests.benchmarks.run_subscriptions import pss_bytes
 from tests.sansio import Host
+from zmq_mesh.contract import LinkLimits
 from zmq_mesh.interest import Change, Publisher, decode_changes
 from zmq_mesh.rails import peers_of
 
@@ -45,6 +48,7 @@ __all__ = [
     "delta",
     "filter_of",
     "grid",
+    "idle_link",
     "on_disk_bytes",
     "places",
     "remote_interest",
@@ -60,6 +64,7 @@ _START_MS, _WALL_MS = 1_000, 1_800_000_000_000
 _MATCHES = 300_000
 _PASSES = 5
 _CONNECT_AT_ONCE = 500
+_TICK_SECONDS = 0.1
 
 
 def filter_of(number: int) -> bytes:
@@ -204,6 +209,56 @@ def places(own_workers: int, other_workers: Sequence[int]) -> tuple[list[int], i
         links.append(made)
         router.abandon()
     return links, missing
+
+
+class _Ignored:
+    """Takes every event of a link, and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def idle_link(seconds: int) -> Figures:
+    """Let two linked workers of different hosts have nothing to say. Return what travels in both directions together,
+    each second; without the heads of ZMTP, TCP and IP.
+    """
+    ways: dict[int, list[list[bytes]]] = {0: [], 1: []}
+    counted = {"messages": 0, "bytes": 0}
+
+    def sender(way: int) -> Callable[[list[Any]], bool]:
+        def send(frames: list[Any]) -> bool:
+            made = [bytes(memoryview(each)) for each in frames]
+            counted["messages"] += 1
+            counted["bytes"] += sum(map(len, made))
+            ways[way].append(made)
+            return True
+
+        return send
+
+    events: Any = _Ignored()
+    names = (peer_of(1, 0), peer_of(2, 0))
+    now = 1000.0
+    pair = [
+        Link(names[way], names[1 - way], 1, Publisher(), events, sender(way), LinkLimits(), now) for way in range(2)
+    ]
+
+    def pass_time(until: float) -> float:
+        at = now
+        while at < until:
+            at += _TICK_SECONDS
+            for way, link in enumerate(pair):
+                link.tick(at)
+                link.flush(at)
+                arrived, ways[way] = ways[way], []
+                for frames in arrived:
+                    pair[1 - way].receive(frames, at)
+        return at
+
+    now = pass_time(now + seconds)
+    assert all(link.ready for link in pair)
+    counted.update(messages=0, bytes=0)
+    pass_time(now + seconds)
+    return {name: value / seconds for name, value in counted.items()}
 
 
 # ---------------------------------------------------------------- all routers of a cluster

@@ -10,9 +10,21 @@ from typing import Any, Final, NamedTuple
 from broker.cluster.contract import OPERATIONS_MAX
 from broker.cluster.ownership import TRANSACTIONS_PER_SECOND_MAX
 from broker.config.limits import Limits
+from broker.worker import retained_exchange
 from tests.benchmarks.owner_simulation import LEASE_SECONDS, Event
 
-__all__ = ["BEGIN", "CORES", "FLEETS", "HOSTS", "WORKERS", "Figures", "end_seconds", "kept_figures", "tables"]
+__all__ = [
+    "BEGIN",
+    "CORES",
+    "FLEETS",
+    "HOSTS",
+    "KEYS_OF_A_HOST",
+    "WORKERS",
+    "Figures",
+    "end_seconds",
+    "kept_figures",
+    "tables",
+]
 
 BEGIN: Final = "<!-- measured: python -m tests.benchmarks.capacity -->"
 HOSTS: Final = 20
@@ -23,6 +35,9 @@ WORKERS: Final = CORES[1]
 FLEETS: Final = (1_000_000, 10_000_000, 100_000_000)
 RETAINED: Final = 10_000_000
 
+KEYS_OF_A_HOST: Final = 3
+OFFERED_PER_SECOND: Final = retained_exchange._PAGE / retained_exchange._PAUSE_SECONDS
+"""Retained messages that a worker sends over a rail to a host that joins, at most."""
 IDLE_BYTES: Final = 1_172
 """Memory of an idle connection with its session, real sockets: docs/benchmarks.md, "memory per idle connection"."""
 KERNEL_BYTES: Final = 7_575 / 2
@@ -210,9 +225,9 @@ def in_etcd(kept: Kept) -> list[FleetRow]:
     return [
         _row(
             "keys",
-            lambda n: f"{n + 2 * HOSTS:,}",
+            lambda n: f"{n + KEYS_OF_A_HOST * HOSTS:,}",
             "derived",
-            "one for each session, two for each host; none for a subscription, a retained message, a connection",
+            "one for each session, three for each host (its record, its number, its installation)",
         ),
         _row(
             "database",
@@ -335,115 +350,99 @@ def link_rows(kept: Kept) -> list[str]:
     return lines
 
 
-def item_rows(kept: Kept) -> list[str]:
-    """Return the table of what does not depend on the number of clients."""
+class ItemRow(NamedTuple):
+    """A line that does not depend on the number of clients."""
+
+    what: str
+    value: str
+    kind: str
+    source: str
+
+
+def filter_items(kept: Kept) -> list[ItemRow]:
+    """Return what a filter of another host costs, and a message for it."""
     one, many, snapshot, grid = (kept[name] for name in ("filters_1m", "filters_20m", "snapshot", "grid"))
-    retained, disk, etcd, storm = (kept[name] for name in ("retained", "on_disk", "etcd", "etcd_storm"))
+    whole = snapshot["filters"]
+    link = kept["idle_link"]
+    return [
+        ItemRow("1,000,000 exact filters of another host: memory", _size(whole * one["memory"]), "measured",
+                f"`filters_1m`: {one['memory']:.0f} B each, in every worker"),
+        ItemRow("20,000,000 exact filters in a worker: memory", _size(many["filters"] * many["memory"]), "measured",
+                f"`filters_20m`: {many['memory']:.0f} B each, of {many['peers']:.0f} peers"),
+        ItemRow("a topic is matched among 1,000,000 of another host", f"{one['match_ns']:.0f} ns", "measured",
+                f"`filters_1m`; {one['none_ns']:.0f} ns if none matches"),
+        ItemRow("... among 20,000,000", f"{many['match_ns']:.0f} ns", "measured",
+                f"`filters_20m`; {many['none_ns']:.0f} ns if none matches"),
+        ItemRow("snapshot of 1,000,000 filters", _size(whole * snapshot["bytes"]), "measured",
+                f"`snapshot`: {snapshot['bytes']:.0f} B for a filter of 30 B"),
+        ItemRow("... CPU to make it, in pieces", _time(whole * snapshot["us"] / 1e6), "measured", "`snapshot`"),
+        ItemRow("... CPU to take it, in pieces", _time(whole * one["take_us"] / 1e6), "measured", "`filters_1m`"),
+        ItemRow("delta of one filter", f"{snapshot['delta_1']} B", "measured", "`snapshot`"),
+        ItemRow("... of 1,000", f"{snapshot['delta_1000']:,} B", "measured", "`snapshot`"),
+        ItemRow("a message to one subscriber: crosses to another host", f"{grid['between_hosts']:.3f} times",
+                "simulated", "`grid`; 19 / 20 of the subscribers are on another host"),
+        ItemRow("... crosses inside of a host", f"{grid['inside']:.3f} times", "simulated", "`grid`"),
+        ItemRow(f"... bytes in the batch, payload of {grid['payload']:.0f} B", f"{grid['bytes_between_hosts']:.0f} B",
+                "simulated", "`grid`; without the head of the batch"),
+        ItemRow("an idle link between hosts", f"{link['messages']:.1f} messages/s, {link['bytes']:.0f} B/s", "measured",
+                "`idle_link`; both ways together, without TCP"),
+    ]  # fmt: skip
+
+
+def retained_items(kept: Kept) -> list[ItemRow]:
+    """Return what ten million retained messages cost."""
+    retained, disk, grid = kept["retained"], kept["on_disk"], kept["grid"]
     held, stored = retained["memory"], disk["retained"] + retained["payload"]
+    kind = "measured" if retained["messages"] == RETAINED else "derived"
+    return [
+        ItemRow(f"10,000,000 retained messages of {retained['payload']} B: memory of every host",
+                _size(RETAINED * held), kind, f"`retained`: {held:.0f} B each, with {retained['messages']:,}"),
+        ItemRow("... of each of its 16 workers", _size(RETAINED * held / WORKERS), "derived",
+                "each topic has one owner on a host"),
+        ItemRow("... disk of every host", _size(RETAINED * stored), "derived",
+                f"{disk['retained']:.1f} B beside the payload, measured (`on_disk`)"),
+        ItemRow("... a host joins: it is sent", _size(RETAINED * (HOSTS - 1) * grid["bytes_between_hosts"]), "derived",
+                f"all of them by each of 19 hosts, {grid['bytes_between_hosts']:.0f} B each (`grid`)"),
+        ItemRow("... for at least", _time(RETAINED / WORKERS / OFFERED_PER_SECOND), "derived",
+                f"{OFFERED_PER_SECOND:,.0f}/s over a rail (`broker/worker/retained_exchange.py`), 16 rails of a host"),
+    ]  # fmt: skip
+
+
+def etcd_items(kept: Kept) -> list[ItemRow]:
+    """Return what a session costs etcd, a storm, and the end of a host."""
+    etcd, storm, ends = kept["etcd"], kept["etcd_storm"], kept["etcd_ends"]
+    parts = ends["in_parts"]
     rows = [
-        (
-            "1,000,000 exact filters of another host: memory of each",
-            f"{one['memory']:.0f} B",
-            "measured",
-            "`filters_1m`",
-        ),
-        (
-            "20,000,000 exact filters in a worker: memory",
-            _size(many["filters"] * many["memory"]),
-            "measured",
-            "`filters_20m`, 34 peers",
-        ),
-        (
-            "a topic is matched among 1,000,000 filters of another host",
-            f"{one['match_ns']:.0f} ns",
-            "measured",
-            f"`filters_1m`; {one['none_ns']:.0f} ns if none matches",
-        ),
-        (
-            "... among 20,000,000",
-            f"{many['match_ns']:.0f} ns",
-            "measured",
-            f"`filters_20m`; {many['none_ns']:.0f} ns if none",
-        ),
-        (
-            "snapshot of 1,000,000 filters: bytes",
-            _size(snapshot["filters"] * snapshot["bytes"]),
-            "measured",
-            "`snapshot`",
-        ),
-        ("... CPU to make it, in pieces", _time(snapshot["filters"] * snapshot["us"] / 1e6), "measured", "`snapshot`"),
-        ("... CPU to take it, in pieces", _time(1e6 * one["take_us"] / 1e6), "measured", "`filters_1m`"),
-        (
-            "delta of one filter, of 1,000",
-            f"{snapshot['delta_1']} B, {snapshot['delta_1000']:,} B",
-            "measured",
-            "`snapshot`",
-        ),
-        (
-            f"a message of {grid['payload']:.0f} B to one subscriber: crosses to another host",
-            f"{grid['between_hosts']:.3f} times",
-            "simulated",
-            "`grid`; 19 / 20 of the subscribers are on other hosts",
-        ),
-        ("... crosses inside of a host", f"{grid['inside']:.3f} times", "simulated", "`grid`"),
-        (
-            "... bytes in the batch between hosts",
-            f"{grid['bytes_between_hosts']:.0f} B",
-            "simulated",
-            "`grid`; without the head of the batch",
-        ),
-        (
-            f"10,000,000 retained messages of {retained['payload']} B: memory of every host",
-            _size(RETAINED * held),
-            "measured",
-            f"`retained`; {held:.0f} B each",
-        ),
-        (
-            "... memory of each of its 16 workers",
-            _size(RETAINED * held / WORKERS),
-            "derived",
-            "each topic has one owner on a host",
-        ),
-        (
-            "... disk of every host",
-            _size(RETAINED * stored),
-            "derived",
-            f"{disk['retained']:.1f} B beside the payload, measured (`on_disk`)",
-        ),
-        (
-            "... a host joins: it is sent",
-            _size(RETAINED * (HOSTS - 1) * disk["retained_plain"]),
-            "derived",
-            f"by each of 19 hosts, {disk['retained_plain']:.0f} B and the payload; below: the payload is not counted",
-        ),
-        (
-            "a session in etcd: key and value",
-            f"{etcd['key_and_value']} B",
-            "measured",
-            "client id of 23 B, node id of 7 B",
-        ),
-        (
-            "... in the database, as written, and compacted",
-            f"{etcd['database_as_written']:.0f} B, {etcd['database_tidied']:.0f} B",
-            "measured",
-            "`etcd`; the goal is 200 B",
-        ),
-        ("a subscription in etcd", "0 B", "measured", "`tests/cluster/test_owners.py` lists the keys"),
-        (
-            f"{storm['clients']:,} new clients connect at once: transactions",
-            _count(storm["new_transactions"]),
-            "measured",
-            "`etcd_storm`, 20 hosts",
-        ),
-        ("... in one second at most", _count(storm["new_most_in_a_second"]), "measured", "the goal is below 1,000"),
-        (
-            f"{storm['clients']:,} clients move to another host at once: transactions",
-            _count(storm["moved_transactions"]),
-            "measured",
-            "`etcd_storm`",
-        ),
-        ("... in one second at most", _count(storm["moved_most_in_a_second"]), "measured", "the goal is below 1,000"),
-    ]
+        ItemRow("a session in etcd: key and value", f"{etcd['key_and_value']} B", "measured",
+                "client id of 23 B, node id of 7 B"),
+        ItemRow("... in the database", f"{etcd['database_as_written']:.0f} B", "measured",
+                f"`etcd`; {etcd['database_tidied']:.0f} B after a compaction; the goal is 200 B"),
+        ItemRow("a subscription in etcd", "0 B", "measured", "`tests/benchmarks/test_capacity.py` lists all keys"),
+    ]  # fmt: skip
+    for what, name in (("new clients connect", "new"), ("clients move to another host", "moved")):
+        rows += [
+            ItemRow(f"{storm['clients']:,} {what} at once: transactions", _count(storm[f"{name}_transactions"]),
+                    "measured", f"`etcd_storm`, {storm['hosts']} hosts, {storm[f'{name}_seconds']:.0f} s"),
+            ItemRow("... in one second at most", _count(storm[f"{name}_most_in_a_second"]), "measured",
+                    "the goal is below 1,000"),
+        ]  # fmt: skip
+    for count in (10_000, 100_000, 300_000, 1_000_000):
+        ended = "; the lease of a host that goes on has ended, too" if ends[f"others_ended_{count}"] else ""
+        rows.append(
+            ItemRow(f"the lease of a host with {count:,} sessions ends: etcd does nothing else for",
+                    _time(ends[f"writes_wait_{count}"]), "measured", f"`etcd_ends`{ended}")
+        )  # fmt: skip
+    [(name, value)] = [each for each in parts.items() if each[0].startswith("writes_wait")]
+    rows.append(
+        ItemRow(f"... {int(name.rpartition('_')[2]):,}, {parts['of_a_lease']:,} to a lease (not built)", _time(value),
+                "measured", "`etcd_ends`, in_parts")
+    )  # fmt: skip
+    return rows
+
+
+def item_table(kept: Kept) -> list[str]:
+    """Return the table of what does not depend on the number of clients."""
+    rows = [*filter_items(kept), *retained_items(kept), *etcd_items(kept)]
     return ["| | | | from |", "|---|---:|---|---|", *("| " + " | ".join(row) + " |" for row in rows)]
 
 
@@ -472,7 +471,7 @@ def tables(parts: Kept) -> str:
     kept = {name: part["figures"] for name, part in parts.items()}
     sections = [
         ("Conditions", conditions(parts)),
-        ("Each item", item_rows(kept)),
+        ("Each item", item_table(kept)),
         ("Links", link_rows(kept)),
         ("Clients and sessions", fleet_table(clients(kept))),
         ("Filters", fleet_table(filters(kept))),

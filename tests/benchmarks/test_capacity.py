@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from broker.cluster.etcd import Etcd, EtcdAddress
 from loadtest.document import with_part
 from tests.benchmarks import capacity, capacity_etcd, capacity_routers, owner_directory
-from tests.benchmarks.capacity_rows import BEGIN, FLEETS, end_seconds, kept_figures, tables
+from tests.benchmarks.capacity_rows import BEGIN, FLEETS, directory, end_seconds, filters, in_etcd, kept_figures, tables
 from tests.benchmarks.capacity_rows import clients as client_rows
-from tests.benchmarks.capacity_rows import directory, filters, in_etcd
+from tests.cluster.hosts import hosts_of
 
 
 def test_the_document_has_the_tables_of_the_program() -> None:
@@ -31,7 +33,7 @@ def test_each_line_says_how_it_was_found() -> None:
 
 def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert capacity.main(["--derived"]) == 0
-    assert "| keys | 1,000,040 | 10,000,040 | 100,000,040 | derived |" in capsys.readouterr().out
+    assert "| keys | 1,000,060 | 10,000,060 | 100,000,060 | derived |" in capsys.readouterr().out
     assert capacity.main(["--list"]) == 0
     assert capsys.readouterr().out.split() == list(capacity.PARTS)
     assert capacity.main(["--only", "nothing"]) == 2
@@ -75,9 +77,36 @@ def test_a_grid_of_routers() -> None:
     assert three["inside"] < 1
 
 
+def test_an_idle_link() -> None:
+    found = capacity_routers.idle_link(20)
+    assert 0 < found["messages"] < 20
+    assert found["bytes"] > 50 * found["messages"]
+
+
 def test_sessions_and_retained_messages() -> None:
     assert capacity_routers.sessions(1501)["sessions"] == 1501
     assert capacity_routers.retained(1001, 10)["messages"] == 1001
+
+
+def test_what_is_in_etcd() -> None:
+    """Sessions, subscriptions and retained messages add a key for each session, and nothing else."""
+
+    async def keys() -> set[bytes]:
+        connection = Etcd(EtcdAddress((hosts.etcd.endpoint,)))
+        try:
+            return {each.key for each in (await connection.read_all(b"/")).entries}
+        finally:
+            await connection.close()
+
+    with hosts_of((1, 1)) as hosts:
+        before = asyncio.run(keys())
+        for at in range(3):
+            client = hosts[at % 2].client(f"c{at}", properties={"session_expiry_interval": 600})
+            client.subscribe(*((f"{at}/{number}", 1) for number in range(100)))
+            client.publish("retained", b"x", qos=1, retain=True)
+        added = asyncio.run(keys()) - before
+    assert added == {b"/mqttd/mqttd/owners/c%d" % at for at in range(3)}
+    assert len(before) >= KEYS_OF_A_HOST * len(hosts)
 
 
 def test_what_etcd_costs() -> None:

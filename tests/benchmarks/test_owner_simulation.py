@@ -1,5 +1,5 @@
-"""The simulation of owners: each client has one in the end, whatever happens; a seed gives one outcome; etcd's batches are
-those of the broker.
+"""The simulation of owners: each client has one in the end, whatever happens; a seed gives one outcome; its batches are
+the broker's.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_batches_are_those_of_the_broker(hosts: int) -> None:
 
 
 def test_too_many_requests_are_served_unproven() -> None:
-    """More than a host has places for, and more than etcd answers in time: nobody waits longer for it, all are settled."""
+    """More than a host has places for, and more than etcd answers in time: nobody waits longer, all are settled."""
     outcome = simulated(Fleet(5_000_000, 5, 5_000), Event.SCATTER, WAYS["etcd"])
     assert 0 < outcome.unproven <= outcome.asked
     assert outcome.longest_wait == ANSWER_SECONDS
