@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -126,11 +127,17 @@ def _run(name: str) -> Figures:
 def _measure(names: Sequence[str]) -> None:
     spawn = multiprocessing.get_context("spawn")
     for name in names:
-        began = time.monotonic()
+        began, (load, _, _) = time.monotonic(), os.getloadavg()
         with ProcessPoolExecutor(1, spawn) as process:
             figures = process.submit(_run, name).result()
         kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-        kept[name] = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "machine": machine(), "figures": figures}
+        kept[name] = {
+            "date": time.strftime("%Y-%m-%d"),
+            "commit": commit(),
+            "machine": machine(),
+            "load": round(load, 1),
+            "figures": figures,
+        }
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
         print(f"{name}: {figures} [{time.monotonic() - began:.0f} s]", flush=True)
 

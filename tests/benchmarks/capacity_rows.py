@@ -457,12 +457,14 @@ def fleet_table(rows: Iterable[FleetRow]) -> list[str]:
 
 
 def conditions(parts: Kept) -> list[str]:
-    """Return when and where each part was measured."""
+    """Return when and where each part was measured, and how busy the machine was at its beginning."""
     by: dict[tuple[str, str, str], list[str]] = {}
     for name, part in parts.items():
-        by.setdefault((part["date"], part["commit"], part["machine"]), []).append(name)
+        by.setdefault((part["date"], part["commit"], part["machine"]), []).append(f"{name} ({part['load']})")
     return [
-        f"- {date}, commit {commit}, {machine}: {', '.join(names)}" for (date, commit, machine), names in by.items()
+        "In parentheses the processes that wanted to run when the part began (load, of a minute).",
+        "",
+        *(f"- {date}, commit {commit}, {machine}: {', '.join(names)}" for (date, commit, machine), names in by.items()),
     ]
 
 

@@ -11,7 +11,17 @@ import pytest
 from broker.cluster.etcd import Etcd, EtcdAddress
 from loadtest.document import with_part
 from tests.benchmarks import capacity, capacity_etcd, capacity_routers, owner_directory
-from tests.benchmarks.capacity_rows import BEGIN, FLEETS, directory, end_seconds, filters, in_etcd, kept_figures, tables
+from tests.benchmarks.capacity_rows import (
+    BEGIN,
+    FLEETS,
+    KEYS_OF_A_HOST,
+    directory,
+    end_seconds,
+    filters,
+    in_etcd,
+    kept_figures,
+    tables,
+)
 from tests.benchmarks.capacity_rows import clients as client_rows
 from tests.cluster.hosts import hosts_of
 
