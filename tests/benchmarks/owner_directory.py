@@ -108,6 +108,8 @@ class DirectoryOwners:
         """By registrar: what it may not answer yet."""
         self._later: list[list[_Asked]] = [[] for _ in range(hosts)]
         """By host: what it asks when it has another view."""
+        self._waiting: dict[tuple[int, int], float] = {}
+        """By client and host: since when a client waits for the answer."""
         self._open: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._busy_until = [0.0] * hosts
         self._count = 0
@@ -127,7 +129,10 @@ class DirectoryOwners:
 
     def ask(self, client: int, host: int) -> None:
         """Implements Owners."""
-        self._ask(_Asked(client, host, self._world.now, self._view[host]))
+        asked = _Asked(client, host, self._world.now, self._view[host])
+        self._waiting[client, host] = asked.at
+        self._world.at(asked.at + ANSWER_SECONDS, lambda: self._unproven(asked))
+        self._ask(asked)
 
     def _ask(self, asked: _Asked) -> None:
         world, host = self._world, asked.host
@@ -143,6 +148,9 @@ class DirectoryOwners:
     def _unproven(self, asked: _Asked) -> None:
         """Serve the client all the same. In the next view its session is registered as all others are."""
         world, client, host = self._world, asked.client, asked.host
+        if self._waiting.get((client, host)) != asked.at:
+            return  # it was answered, or is served unproven already
+        del self._waiting[client, host]
         world.outcome.unproven += world.fleet.group
         world.outcome.longest_wait = ANSWER_SECONDS
         had = world.home[client]
@@ -195,11 +203,9 @@ class DirectoryOwners:
     def _answer(self, registrar: int, asked: _Asked, epoch: tuple[int, int]) -> None:
         def owned() -> None:
             world = self._world
-            waited = world.now - asked.at
             world.outcome.settled = world.now
-            world.outcome.longest_wait = max(world.outcome.longest_wait, min(waited, ANSWER_SECONDS))
-            if waited > ANSWER_SECONDS:
-                world.outcome.unproven += world.fleet.group
+            if self._waiting.pop((asked.client, asked.host), None) is not None:
+                world.outcome.longest_wait = max(world.outcome.longest_wait, world.now - asked.at)
             if self._entries[registrar].get(asked.client) == (asked.host, epoch):
                 self._epochs[asked.client, asked.host] = epoch
                 world.begin(asked.client, asked.host)

@@ -259,6 +259,15 @@ class EtcdOwners:
         self._queues[host].append(claim)
         self._waiting[host] += group
         self._schedule(host)
+        if waits:
+            self._world.at(self._world.now + ANSWER_SECONDS, lambda: self._give_up(claim))
+
+    def _give_up(self, claim: _Claim) -> None:
+        """Serve a client whose owner is not known in time. What it asked for goes on."""
+        if claim.left and claim.waits:
+            claim.waits = False
+            self._world.outcome.longest_wait = ANSWER_SECONDS
+            self._serve_unproven(claim.client, claim.host)
 
     def _schedule(self, host: int) -> None:
         if self._is_due[host] or self._under_way[host] == BATCHES_MAX or host not in self._world.live:
@@ -315,12 +324,8 @@ class EtcdOwners:
         if claim.left:
             return
         world, client, host = self._world, claim.client, claim.host
-        waited = world.now - claim.asked_at
         if claim.waits:
-            world.outcome.longest_wait = max(world.outcome.longest_wait, min(waited, ANSWER_SECONDS))
-            if waited > ANSWER_SECONDS:
-                self._serve_unproven(client, host)
-                claim.waits = False
+            world.outcome.longest_wait = max(world.outcome.longest_wait, world.now - claim.asked_at)
         world.outcome.settled = world.now
         if not claim.is_refused:
             self._revision += 1
