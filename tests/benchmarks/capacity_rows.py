@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from broker.cluster.contract import OPERATIONS_MAX
+from broker.cluster.etcd import CALL_SECONDS
 from broker.cluster.ownership import TRANSACTIONS_PER_SECOND_MAX
 from broker.config.limits import Limits
 from broker.worker import retained_exchange
@@ -44,8 +46,8 @@ KERNEL_BYTES: Final = 7_575 / 2
 """Of the kernel for it: half of both ends, docs/benchmarks.md, "kernel memory per connection"."""
 CONNECT_US: Final = 62.2
 """CPU of CONNECT, CONNACK and DISCONNECT with two workers: docs/benchmarks.md."""
-QUOTA_BYTES: Final = 2e9
-"""Of etcd's database, by default; 8e9 is the most that etcd's documentation suggests."""
+QUOTA_BYTES: Final = 2 << 30
+"""Of etcd's database, by default; four times as much is the most that etcd's documentation suggests."""
 
 Figures = Mapping[str, Any]
 Kept = Mapping[str, Figures]
@@ -80,6 +82,12 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def _round(number: float) -> str:
+    """Return a number with two digits that count."""
+    digits = 10 ** max(0, len(str(int(number))) - 2)
+    return f"{number // digits * digits:,.0f}"
+
+
 def _time(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
@@ -101,6 +109,12 @@ def end_seconds(ends: Figures, keys: float) -> float:
             return float(below[1] + (above[1] - below[1]) * (keys - below[0]) / (above[0] - below[0]))
         below = above
     return float(below[1] * keys / below[0])
+
+
+def keys_within(ends: Figures, seconds: float) -> int:
+    """Return the most keys of a lease whose end takes etcd so long, by `end_seconds`."""
+    keys = bisect_right(range(1_000_000_000), seconds, key=lambda each: end_seconds(ends, each))
+    return keys - 1
 
 
 # ---------------------------------------------------------------- the rows
@@ -216,7 +230,7 @@ def in_etcd(kept: Kept) -> list[FleetRow]:
         needs = n * size
         if needs <= QUOTA_BYTES:
             return "yes"
-        return "no: 8 GB does" if needs <= 4 * QUOTA_BYTES else "no, nor into 8 GB"
+        return "no: into 8 GiB" if needs <= 4 * QUOTA_BYTES else "no, nor into 8 GiB"
 
     def ended(n: int) -> str:
         seconds = end_seconds(ends, n / HOSTS)
@@ -235,7 +249,7 @@ def in_etcd(kept: Kept) -> list[FleetRow]:
             "derived",
             f"{size:.0f} B for each session, measured with {etcd['sessions']:,} (`etcd`); the goal is 200 B",
         ),
-        _row("it fits into etcd's quota (2 GB by default)", quota, "derived", "the row above"),
+        _row("it fits into etcd's quota, 2 GiB by default", quota, "derived", "the row above"),
         _row(
             "memory of each etcd",
             lambda n: _size(n * memory),
@@ -411,7 +425,7 @@ def retained_items(kept: Kept) -> list[ItemRow]:
 def etcd_items(kept: Kept) -> list[ItemRow]:
     """Return what a session costs etcd, a storm, and the end of a host."""
     etcd, storm, ends = kept["etcd"], kept["etcd_storm"], kept["etcd_ends"]
-    parts = ends["in_parts"]
+    parts, each = ends["in_parts"], etcd["database_as_written"]
     rows = [
         ItemRow("a session in etcd: key and value", f"{etcd['key_and_value']} B", "measured",
                 "client id of 23 B, node id of 7 B"),
@@ -437,6 +451,16 @@ def etcd_items(kept: Kept) -> list[ItemRow]:
         ItemRow(f"... {int(name.rpartition('_')[2]):,}, {parts['of_a_lease']:,} to a lease (not built)", _time(value),
                 "measured", "`etcd_ends`, in_parts")
     )  # fmt: skip
+    for what, seconds in (("a call of the broker", CALL_SECONDS), ("a lease", LEASE_SECONDS)):
+        rows.append(
+            ItemRow(f"... as long as {what} has time, {seconds:.0f} s: sessions of the host",
+                    _round(keys_within(ends, seconds)), "derived", "between the lines above in proportion")
+        )  # fmt: skip
+    for times in (1, 4):
+        rows.append(
+            ItemRow(f"sessions that fit into {2 * times} GiB of etcd", _round(times * QUOTA_BYTES / each), "derived",
+                    f"{each:.0f} B each")
+        )  # fmt: skip
     return rows
 
 

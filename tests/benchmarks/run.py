@@ -23,6 +23,7 @@ Nor are those of clusters and bridges:
     python -m tests.benchmarks.joining          how long a host takes to join a cluster that has much
     python -m tests.benchmarks.reconnecting     how fast clients come back, and how often that asks etcd
     python -m tests.benchmarks.bridging         what a bridge costs
+    python -m tests.benchmarks.capacity         what 20 hosts need for 1, 10 and 100 million clients
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from tests.benchmarks.capacity_rows import (
     filters,
     in_etcd,
     kept_figures,
+    keys_within,
     tables,
 )
 from tests.benchmarks.capacity_rows import clients as client_rows
@@ -56,6 +57,11 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_end_of_a_lease_between_and_beyond_what_was_measured(keys: int, seconds: float) -> None:
     ends: dict[str, Any] = {"seconds_100": 7, "writes_wait_100": 1.0, "writes_wait_200": 5.0, "in_parts": {}}
     assert end_seconds(ends, keys) == pytest.approx(seconds)
+
+
+def test_keys_of_a_lease_that_ends_in_time() -> None:
+    ends: dict[str, Any] = {"writes_wait_100": 1.0, "writes_wait_200": 5.0}
+    assert [keys_within(ends, seconds) for seconds in (0, 0.5, 1, 3, 5, 10)] == [0, 50, 100, 150, 200, 400]
 
 
 def test_filters_of_another_host() -> None:
