@@ -85,7 +85,11 @@ def _simulation() -> Figures:
     directory = directory_owners(
         DirectoryCosts(costs["entry_us"] / 1e6 / WORKERS, costs["scan_us"] / 1e6 / WORKERS, _BYTE_SECONDS)
     )
+    parts = ends["in_parts"]
+    of_a_lease = int(parts["of_a_lease"])
+    each = parts[f"seconds_{_PARTED}"] / _PARTED
     ways: dict[str, Callable[[World], Owners]] = {
+        "etcd, small leases": etcd_owners(end_seconds=lambda keys: keys * each, of_a_lease=of_a_lease),
         "etcd": etcd_owners(end_seconds=lambda keys: end_seconds(ends, keys)),
         "directory": directory,
     }

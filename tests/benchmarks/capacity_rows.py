@@ -46,6 +46,8 @@ KERNEL_BYTES: Final = 7_575 / 2
 """Of the kernel for it: half of both ends, docs/benchmarks.md, "kernel memory per connection"."""
 CONNECT_US: Final = 62.2
 """CPU of CONNECT, CONNACK and DISCONNECT with two workers: docs/benchmarks.md."""
+WAYS: Final = ("etcd", "etcd, small leases", "directory")
+"""Of the simulation, by name."""
 QUOTA_BYTES: Final = 2 << 30
 """Of etcd's database, by default; four times as much is the most that etcd's documentation suggests."""
 
@@ -325,7 +327,7 @@ def simulated_rows(kept: Kept) -> list[str]:
     ]
     for event in Event:
         for fleet in FLEETS:
-            for way in ("etcd", "directory"):
+            for way in WAYS:
                 of = kept["simulation"][f"{event.name.lower()}_{fleet}_{way}"]
                 cells = [
                     event.value,
@@ -351,16 +353,23 @@ def simulated_rows(kept: Kept) -> list[str]:
 
 
 def link_rows(kept: Kept) -> list[str]:
-    """Return the table of links."""
+    """Return the table of links: measured, but for the memory, which is derived."""
+    each = kept["filters_20m"]["memory"]
     lines = [
-        "| a host of | with 19 hosts of | links of a worker | links of the host | it fits |",
-        "|---|---|---:|---:|---|",
+        "| a host of | with 19 hosts of | links of a worker | links of the host | it fits | memory of the host "
+        "for filters, 1 million clients (derived) |",
+        "|---|---|---:|---:|---|---:|",
     ]
     for own in CORES:
         for other in CORES:
             of = kept["links"][f"{own}_with_{other}"]
-            fits = "yes" if not of["missing"] else f"**no**: {of['missing']:,} of {own * (HOSTS - 1):,} are missing"
-            lines.append(f"| {own} workers | {other} workers | {of['links']} | {of['all']:,} | {fits} |")
+            fits = (
+                "yes"
+                if not of["missing"]
+                else f"**no**: {of['missing']:,} of {own * (HOSTS - 1):,} (worker, host) have no place"
+            )
+            memory = _size(own * FLEETS[0] * each)
+            lines.append(f"| {own} workers | {other} workers | {of['links']} | {of['all']:,} | {fits} | {memory} |")
     return lines
 
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol
 
 from broker.cluster.contract import OPERATIONS_MAX
@@ -204,14 +205,18 @@ class _Claim:
 
 class EtcdOwners:
     """The records of etcd and the queues of the hosts. transactions_per_second: that etcd makes. end_seconds: for which
-    it does nothing else when a lease with so many records ends.
+    it does nothing else when a lease with so many records ends. of_a_lease: client ids of a host that are bound to
+    one lease; 0: all of them, as it is built.
     """
 
-    def __init__(self, world: World, transactions_per_second: float, end_seconds: Callable[[int], float]) -> None:
+    def __init__(
+        self, world: World, transactions_per_second: float, end_seconds: Callable[[int], float], of_a_lease: int
+    ) -> None:
         fleet = world.fleet
         self._world = world
         self._service = 1 / transactions_per_second
         self._end_seconds = end_seconds
+        self._of_a_lease = of_a_lease
         self.owner = list(world.home)
         self.epoch = [1] * fleet.simulated
         self._revision = 1
@@ -341,12 +346,21 @@ class EtcdOwners:
     def hosts_lost(self, hosts: set[int]) -> None:
         """Implements Owners."""
         world = self._world
+        at = world.now
         for host in sorted(hosts):
-            owned = [client for client, owner in enumerate(self.owner) if owner == host]
-            for client in owned:
+            owned = [(client, self.epoch[client]) for client, owner in enumerate(self.owner) if owner == host]
+            size = max(1, self._of_a_lease // world.fleet.group) if self._of_a_lease else max(1, len(owned))
+            for first in range(0, len(owned), size):
+                part = owned[first : first + size]
+                seconds = self._end_seconds(len(part) * world.fleet.group)
+                world.at(at, partial(self._end_lease, part, seconds))
+                at += seconds if self._of_a_lease else 0.0
+
+    def _end_lease(self, records: list[tuple[int, int]], seconds: float) -> None:
+        for client, epoch in records:
+            if self.epoch[client] == epoch:
                 self.owner[client], self.epoch[client] = NOBODY, 0
-            stalled = self._end_seconds(len(owned) * world.fleet.group)
-            self._busy_until = max(self._busy_until, world.now) + stalled
+        self._busy_until = max(self._busy_until, self._world.now) + seconds
 
     def hosts_back(self, hosts: set[int]) -> None:
         """Implements Owners. They claim what they have; where another host is the owner, it gets their session."""
@@ -356,8 +370,8 @@ class EtcdOwners:
                     self._world.outcome.entries += self._world.fleet.group
                     self._world.end(client, host)
                     self._claim_in_vain(client, host)
-                elif self.owner[client] == NOBODY:
-                    self._claim(client, host, 0, waits=False)
+                else:  # its record has ended, or is of its former lease
+                    self._claim(client, host, self.epoch[client], waits=False)
 
     def _claim_in_vain(self, client: int, host: int) -> None:
         claim = _Claim(client, host, 0, self._world.now, self._world.fleet.group, False, True, self._world.fleet.group)
@@ -371,10 +385,12 @@ class EtcdOwners:
 
 
 def etcd_owners(
-    transactions_per_second: float = TRANSACTIONS_PER_SECOND_MAX, end_seconds: Callable[[int], float] = lambda _: 0.0
+    transactions_per_second: float = TRANSACTIONS_PER_SECOND_MAX,
+    end_seconds: Callable[[int], float] = lambda _: 0.0,
+    of_a_lease: int = 0,
 ) -> Callable[[World], EtcdOwners]:
     """Return what makes the owners of a world."""
-    return lambda world: EtcdOwners(world, transactions_per_second, end_seconds)
+    return lambda world: EtcdOwners(world, transactions_per_second, end_seconds, of_a_lease)
 
 
 # ---------------------------------------------------------------- what happens

@@ -30,6 +30,7 @@ SLOW = DirectoryCosts(1e-3, 1e-3, 1e-6)
 WAYS: dict[str, Callable[[World], Owners]] = {
     "etcd": etcd_owners(),
     "etcd that stalls": etcd_owners(200, lambda keys: keys / 10),
+    "etcd with small leases": etcd_owners(200, lambda keys: keys / 10, 10),
     "directory": directory_owners(COSTS),
     "slow directory": directory_owners(SLOW),
 }
