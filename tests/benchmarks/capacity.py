@@ -77,6 +77,15 @@ def _ends() -> Figures:
     }
 
 
+def _scatter_pace() -> Figures:
+    """Return for a million clients that all go to any host within so many seconds how many are unproven, with etcd."""
+    figures: Figures = {}
+    for seconds in (10, 20, 30, 40):
+        outcome = simulated(Fleet(FLEETS[0], HOSTS, 20, float(seconds)), Event.SCATTER, etcd_owners())
+        figures[str(seconds)] = {"unproven": outcome.unproven, "transactions": outcome.transactions}
+    return figures
+
+
 def _simulation() -> Figures:
     """Simulate every event at every size in both ways."""
     kept = kept_figures(KEPT)
@@ -121,6 +130,7 @@ PARTS: Final[dict[str, Callable[[], Figures]]] = {
     "etcd_ends": _ends,
     "directory": lambda: dict(owner_directory.measured(1_000_000, HOSTS)),
     "simulation": _simulation,
+    "scatter_pace": _scatter_pace,
 }
 
 

@@ -47,7 +47,8 @@ KERNEL_BYTES: Final = 7_575 / 2
 CONNECT_US: Final = 62.2
 """CPU of CONNECT, CONNACK and DISCONNECT with two workers: docs/benchmarks.md."""
 WAYS: Final = ("etcd", "etcd, small leases", "directory")
-"""Of the simulation, by name."""
+"""Of the simulation, by name. The second one differs where leases end."""
+_LEASES_END: Final = (Event.DEATH, Event.PARTITION)
 QUOTA_BYTES: Final = 2 << 30
 """Of etcd's database, by default; four times as much is the most that etcd's documentation suggests."""
 
@@ -153,7 +154,8 @@ def clients(kept: Kept) -> list[FleetRow]:
             "disk of a host, sessions and subscriptions",
             lambda n: _size(n / HOSTS * at_rest),
             "derived",
-            f"{disk['session']:.1f} B and {disk['subscription']:.1f} B at rest, measured (`on_disk`)",
+            f"{disk['session']:.1f} B and {disk['subscription']:.1f} B at rest, ids that count up, measured; "
+            f"{disk['session_plain']:.0f} B and {disk['subscription_plain']:.0f} B of keys and values",
         ),
         _row(
             "fits `limits.sessions_max` as it is by default",
@@ -327,7 +329,7 @@ def simulated_rows(kept: Kept) -> list[str]:
     ]
     for event in Event:
         for fleet in FLEETS:
-            for way in WAYS:
+            for way in WAYS if event in _LEASES_END else (WAYS[0], WAYS[2]):
                 of = kept["simulation"][f"{event.name.lower()}_{fleet}_{way}"]
                 cells = [
                     event.value,
@@ -473,9 +475,18 @@ def etcd_items(kept: Kept) -> list[ItemRow]:
     return rows
 
 
+def pace_items(kept: Kept) -> list[ItemRow]:
+    """Return how fast clients may all go to other hosts."""
+    return [
+        ItemRow(f"1,000,000 clients all go to any host within {seconds} s: served unproven", _count(of["unproven"]),
+                "simulated", f"`scatter_pace`, {of['transactions']:,} transactions, {TRANSACTIONS_PER_SECOND_MAX}/s")
+        for seconds, of in kept["scatter_pace"].items()
+    ]  # fmt: skip
+
+
 def item_table(kept: Kept) -> list[str]:
     """Return the table of what does not depend on the number of clients."""
-    rows = [*filter_items(kept), *retained_items(kept), *etcd_items(kept)]
+    rows = [*filter_items(kept), *retained_items(kept), *etcd_items(kept), *pace_items(kept)]
     return ["| | | | from |", "|---|---:|---|---|", *("| " + " | ".join(row) + " |" for row in rows)]
 
 
