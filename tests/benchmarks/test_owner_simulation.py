@@ -10,8 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.cluster import membership, owner_requests, ownership
 from broker.cluster.contract import OPERATIONS_MAX
 from broker.cluster.ownership import TRANSACTIONS_PER_SECOND_MAX, Ownership
+from broker.worker import owner_questions
+from tests.benchmarks import owner_simulation
 from tests.benchmarks.owner_directory import DirectoryCosts, directory_owners, registrar_of
 from tests.benchmarks.owner_simulation import (
     ANSWER_SECONDS,
@@ -92,10 +95,7 @@ def test_batches_are_those_of_the_broker(hosts: int) -> None:
     """Clients of every host connect to the next one, all at once: each is refused once, and then taken."""
     clients = hosts * 10 * OPERATIONS_MAX
 
-    class Next(Fleet):
-        """Each client goes to the host after its own."""
-
-    world = World(Next(clients, hosts, seconds=0.0))
+    world = World(Fleet(clients, hosts, seconds=0.0))
     owners = etcd_owners()(world)
     coming = ((0.0, client, (client + 1) % hosts) for client in range(clients))
     world.run(coming, owners.ask)
@@ -119,6 +119,13 @@ def test_batches_are_those_of_the_broker(hosts: int) -> None:
         return sum(host.transactions for host in all_hosts) - before
 
     assert world.outcome.transactions == asyncio.run(broker()) == hosts * 2 * 10
+
+
+def test_bounds_are_those_of_the_broker() -> None:
+    assert owner_simulation.LEASE_SECONDS == membership.LEASE_SECONDS
+    assert owner_simulation.ANSWER_SECONDS == owner_questions._ANSWER_SECONDS
+    assert owner_simulation.WAITING_MAX == owner_requests._WAITING_MAX
+    assert owner_simulation.BATCHES_MAX == ownership._BATCHES_MAX
 
 
 def test_too_many_requests_are_served_unproven() -> None:
