@@ -170,6 +170,9 @@ _HELP: dict[str, str] = {
     "owner_requests_refused": "Of these those that were not answered, or with an error.",
     "clients_sent_away": "Connections closed because this host drains.",
     "sessions_offered": "Sessions offered to other hosts because this host drains, each as often as it was offered.",
+    "members_sent_away": "Connections closed because this host had more members of a share group than others "
+    "(`shared.spread`).",
+    "members_came_back": "Of these: the client was connected to this host again when the group was looked at next.",
     "messages_handed_over": "Messages that another host still had for a session that it does not own any more.",
     "owners_unproven": "Connections that were accepted although etcd did not say that this host owns their client id.",
     "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "

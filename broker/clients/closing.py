@@ -202,16 +202,20 @@ class Closing:
         elif details.awaiting is not None:
             self.give_up(details.awaiting, "taken over at another host before its session was stored")
 
-    def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+    def end_connection(
+        self, conn: Connection, reason: int, why: str, told: int | None = None, server: str | None = None
+    ) -> None:
         """Close a connection from our side: DISCONNECT with a reason to v5, state updated at once; the socket is closed
-        later.
+        later. server: where the client is to go, if that is not where all go.
         """
         # the router may have asked for its end already in this tick: its session is detached now all the same
         self._close(conn, int(reason), why)
-        self.closed(conn, int(reason) & 0xFF, why, told)
+        self.closed(conn, int(reason) & 0xFF, why, told, server)
 
     @callback("closed")
-    def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+    def closed(
+        self, conn: Connection, reason: int, why: str, told: int | None = None, server: str | None = None
+    ) -> None:
         """Detach the session of a connection that ends (by either side); its will is due."""
         self._authenticating.forget(conn)
         session: Session | None = conn.session
@@ -225,7 +229,7 @@ class Closing:
         if session.is_watching:
             steps.do(self._unanswered.interrupt, session)
         if reason and conn.version == 5:
-            steps.do(self._say_goodbye, conn, reason, why)
+            steps.do(self._say_goodbye, conn, reason, why, server)
         if self._recording.on:
             steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
@@ -261,10 +265,10 @@ class Closing:
         else:
             self.give_up(conn, why)
 
-    def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
+    def _say_goodbye(self, conn: Connection, reason: int, why: str, server: str | None) -> None:
         """Send DISCONNECT with its Reason String, and with the other server where the reason is a redirect."""
         properties = {"reason_string": why}
-        reference = self.other_servers or self._context.settings.protocol.redirect
+        reference = server or self.other_servers or self._context.settings.protocol.redirect
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)

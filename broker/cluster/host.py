@@ -329,6 +329,11 @@ class ClusterHost:
             hosts=others,
             drains=self.state is HostState.DRAINING,
             takers=self._takers(),
+            ready=[
+                (each.number, node, each.client_address)
+                for node, each in hosts.items()
+                if each.state is HostState.READY
+            ],
             client_addresses={node: each.client_address for node, each in hosts.items()},
         )
 

@@ -342,6 +342,11 @@ def contradictions(settings: Settings) -> Iterator[str]:
             yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
         if rule.hosts == "even" and rule.strategy not in ("round_robin", "least_inflight"):
             yield f"shared.hosts: 'even' has no meaning for {rule.strategy} (group {rule.group!r})"
+        if rule.spread and settings.cluster.is_on and not settings.cluster.client_address:
+            yield (
+                f"shared.spread: needs cluster.client_address, where clients that other hosts send away reach this one "
+                f"(group {rule.group!r})"
+            )
     least = settings.leveldb.reserve_bytes_min
     if 0 < (settings.leveldb.reserve_bytes or 0) < least:
         yield (

@@ -46,6 +46,12 @@ class ShareGroupRule(BaseModel):
         description="round_robin, least_inflight, in a cluster: whether members on the publisher's host get a message "
         "if one is online there, or all members of all hosts alike, which sends more between hosts.",
     )
+    spread: bool = Field(
+        default=False,
+        description="In a cluster: whether members are sent to other hosts (MQTT 5: DISCONNECT 0x9D with a Server "
+        "Reference; MQTT 3: closed) where a host has more of them online than others, so that the numbers differ by "
+        "one at most. The same on all hosts.",
+    )
 
 
 def rule_of(rules: Sequence[ShareGroupRule], group: bytes, topic_filter: bytes) -> ShareGroupRule | None:

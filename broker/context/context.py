@@ -19,7 +19,7 @@ from pyx.core.counters import Row
 from pyx.core.limits import Limits
 from pyx.core.peer import Peer, sibling, siblings
 from pyx.core.timers import TimerWheel
-from pyx.delivery.router import EVEN_FLAG, STRATEGIES, WAITS_FLAG, Router
+from pyx.delivery.router import EVEN_FLAG, SPREAD_FLAG, STRATEGIES, WAITS_FLAG, Router
 from pyx.io.connections import OF_BRIDGES
 from pyx.io.dispatch import Dispatch
 from pyx.matching.retained import Retained
@@ -114,6 +114,7 @@ class Context:
         if rule is None:
             return STRATEGIES["round_robin"]
         flags = WAITS_FLAG * (rule.when_full == "wait") | EVEN_FLAG * (rule.hosts == "even")
+        flags |= SPREAD_FLAG * rule.spread
         return STRATEGIES[rule.strategy] | flags
 
     def listener_of(self, conn: Connection) -> str:

@@ -26,6 +26,7 @@ from broker.worker.flushing import FLUSH, FLUSHED, Flushing
 from broker.worker.other_owners import AWAY_SECONDS_MAX
 from broker.worker.owning import KINDS, Owning
 from broker.worker.retained_exchange import ALL_SENT, ASK, RetainedExchange
+from broker.worker.spreading import SpreadHost
 from leveldb_store.format import schema
 from pyx.core import counters as count
 from pyx.core.peer import Peer, host_of, peer_of, worker_of
@@ -146,6 +147,7 @@ class OtherHosts:
         self._link(now)
         self._client_addresses = message["client_addresses"]
         self._owning.draining.set(message["drains"], [Taker(*each) for each in message["takers"]])
+        self._owning.spreading.set(message["number"], [SpreadHost(*each) for each in message["ready"]])
 
     @property
     def drains(self) -> bool:

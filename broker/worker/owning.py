@@ -36,6 +36,7 @@ from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
 from broker.worker.proving import Proving
 from broker.worker.session_parts import CANCEL, DONE, GIVE, GO_ON, LATE, NOTHING, PAGE, STATE, GiveKind
 from broker.worker.spare_owners import Release, SpareOwners
+from broker.worker.spreading import Spreading
 from pyx.core import counters as count
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Owning:
             context, sessions, closing, lambda host, epoch, name: self._messages.tell(host, OFFER, epoch, name),
             self._moves.is_leaving, self._moves.left_behind, lambda: len(self._opening),
         )  # fmt: skip
+        self.spreading = Spreading(context, closing, others)
         self.host_away = self._moves.host_away
         sessions.when_removed, sessions.when_begun = self._removed, self._begun
 
@@ -325,6 +327,7 @@ class Owning:
         self._moves.tick(now)
         self._spare.tick()
         self.draining.tick(now)
+        self.spreading.tick()
         self._proving.tick(now)
 
     def _proven(self, wait: OwnerWait, epoch: int | None) -> None:
@@ -450,6 +453,7 @@ class Owning:
     def _give(self, client_id: str, host: int, epoch: int, fate: Fate) -> None:
         """Serve a client no more, because another host owns it since this epoch."""
         self._lost.add(client_id, epoch, self._now())
+        self.spreading.followed(client_id)
         self._spare.forget_before(client_id, epoch)
         wait = self._opening.get(client_id)
         if wait is not None and wait.epoch < epoch and self._giving.pop((client_id, wait.epoch), None) is not None:

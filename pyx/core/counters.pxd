@@ -177,6 +177,8 @@ cpdef enum:
     MESSAGES_HANDED_OVER            # that a former owner had for a session of this worker
     CLIENTS_SENT_AWAY               # connections closed because this host drains
     SESSIONS_OFFERED                # to other hosts, for the same reason
+    MEMBERS_SENT_AWAY               # connections closed because the host has more members of a share group than others
+    MEMBERS_CAME_BACK               # of these: the client has connected to this host again
     OWNER_REQUESTS                  # of clients that ask for the owner of a client id
     OWNER_REQUESTS_REFUSED          # of these: not answered, or with an error
     OWNERS_UNPROVEN                 # CONNECTs accepted although the coordinator did not say who owns the client id

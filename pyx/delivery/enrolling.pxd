@@ -22,6 +22,7 @@ cdef enum Strategy:
     STRATEGY_MASK = 0x0F
     WAITS = 0x10            # flags in the result of `strategy_of`
     EVEN = 0x20
+    SPREAD = 0x40
 
 
 cdef class Enrolling(Teller):
@@ -32,9 +33,10 @@ cdef class Enrolling(Teller):
     cdef BackPressure back_pressure
     cdef Bounding bounding
 
-    cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS, | EVEN; None: round robin
+    cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS, | EVEN, | SPREAD; None: round robin
     cdef uint32_t strategy_turn         # number of calls of `strategies_changed`
     cdef list full_groups               # numbers of groups announced to siblings as full
+    cdef set leaving                    # connected sessions that are no online members (pyx.delivery.spread_groups)
 
     cdef int ask_rule(self, Group* g) except -1
     cdef int ask_strategy(self, Group* g) except -1

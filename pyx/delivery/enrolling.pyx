@@ -35,6 +35,7 @@ cdef class Enrolling(Teller):
         self.back_pressure = back_pressure
         self.bounding = bounding
         self.full_groups = []
+        self.leaving = set()
 
     cdef int ask_rule(self, Group* g) except -1:
         # ask the handler for its strategy, and whether it waits
@@ -50,6 +51,7 @@ cdef class Enrolling(Teller):
         g.strategy = answer & STRATEGY_MASK
         g.waits = answer & WAITS != 0
         g.even = answer & EVEN != 0
+        g.spread = answer & SPREAD != 0
         if g.strategy >= HASH_TOPIC:
             for i in range(g.members.count):
                 self.enroll(g, <Session>g.members.items[i].session)
@@ -89,6 +91,7 @@ cdef class Enrolling(Teller):
             g.strategy = answer & STRATEGY_MASK
             g.waits = answer & WAITS != 0
             g.even = answer & EVEN != 0
+            g.spread = answer & SPREAD != 0
         if enrolled == (g.members.count if g.strategy >= HASH_TOPIC else 0) and g.strategy == answer & STRATEGY_MASK:
             return None
         work(g.members.count * OBJECT)
@@ -113,7 +116,8 @@ cdef class Enrolling(Teller):
 
     cdef int enroll(self, Group* g, Session s) except -1:
         # make this member known by name, here and to the siblings
-        cdef uint64_t since = self.state.new_number() if s.connection is not None else 0
+        cdef bint is_online = s.connection is not None and not (self.leaving and s in self.leaving)
+        cdef uint64_t since = self.state.new_number() if is_online else 0
         enrolled_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
         if self.peers.interest is not None:
             work(PYTHON)

@@ -34,6 +34,7 @@ from pyx.protocol.message import Message
 STRATEGIES: dict[str, int]
 WAITS_FLAG: int
 EVEN_FLAG: int
+SPREAD_FLAG: int
 
 @final
 class Router:

@@ -36,7 +36,7 @@ from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
 from pyx.delivery.enrolling cimport (
-    EVEN, Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS,
+    EVEN, Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, SPREAD, STICKY, WAITS,
 )
 from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.handing_on cimport HandingOn
@@ -71,7 +71,7 @@ STRATEGIES = {
     "hash_client": HASH_CLIENT,
     "sticky": STICKY,
 }
-WAITS_FLAG, EVEN_FLAG = WAITS, EVEN
+WAITS_FLAG, EVEN_FLAG, SPREAD_FLAG = WAITS, EVEN, SPREAD
 cdef bytes NOTHING = b"\0nothing"              # a key that never exists
 
 

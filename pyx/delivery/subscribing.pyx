@@ -181,6 +181,7 @@ cdef class Subscribing:
         conn.state = OPEN
         s.connection = conn
         s.version = conn.version
+        self.enrolling.leaving.discard(s)
         self.subscriptions.set_online(&s.own, s.unread is None, True)
         self.enrolling.tell_online(s)
         if s.put_up_again():
@@ -201,6 +202,7 @@ cdef class Subscribing:
                 s.watched.lose_qos0()
             s.end_watching()
         s.connection = None
+        self.enrolling.leaving.discard(s)
         s.releases = s.resend = None
         s.batch = None
         s.batch_at = 0

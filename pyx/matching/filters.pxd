@@ -53,6 +53,7 @@ cdef struct Group:              # one ShareName on one Filter
     uint8_t strategy            # of pyx.delivery.enrolling, 0 = not looked up yet
     uint8_t waits               # a message waits for its member when that has no room, instead of going to the next
     uint8_t even                # members of other hosts get as much as those of this one
+    uint8_t spread              # members are to be spread over the hosts of the cluster (pyx.delivery.spread_groups)
     uint8_t full                # siblings were told that no online member here can take a message
     uint32_t number             # identifies the group in copies: a hash of its name
     uint32_t offline_durable    # number of offline members with QoS >= 1 (counted in the Filter's as well)

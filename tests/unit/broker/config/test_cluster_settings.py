@@ -93,6 +93,21 @@ def test_the_pace_of_draining(per_second: int, is_right: bool) -> None:
             load(None, environment, RIGHT)
 
 
+def test_members_are_spread_where_clients_know_the_hosts(tmp_path: Path) -> None:
+    """A host that others send members to has to say where they reach it; one that is in no cluster need not."""
+    file = tmp_path / "mqttd.toml"
+    file.write_text('[[shared]]\ngroup = "a*"\nstrategy = "sticky"\nspread = true\n')
+    with pytest.raises(ConfigError) as raised:
+        load(str(file), {}, RIGHT)
+    (line,) = raised.value.lines
+    assert line.startswith("shared.spread: needs cluster.client_address, where clients that other hosts send away")
+    assert line.endswith("(group 'a*')")
+    assert load(str(file), {"MQTTD_CLUSTER__CLIENT_ADDRESS": "a"}, RIGHT).shared[0].spread
+    assert load(str(file), {}, {}).shared[0].spread
+    file.write_text('[[shared]]\ngroup = "a*"\nstrategy = "sticky"\n')
+    assert not load(str(file), {}, RIGHT).shared[0].spread
+
+
 def test_nothing_of_it_without_etcd() -> None:
     found = errors(cluster=[])
     assert found == [

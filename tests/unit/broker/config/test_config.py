@@ -499,6 +499,7 @@ def test_strategies_of_share_groups_are_tables_in_order(write: Write) -> None:
             'group = "a"\nstrategy = "sticky"\nhosts = "even"',
             "shared.hosts: 'even' has no meaning for sticky (group 'a')",
         ),
+        ('group = "a"\nstrategy = "sticky"\nspread = "yes"', "shared.spread: input should be a valid boolean"),
     ],
 )
 def test_mistakes_in_strategies_of_share_groups(write: Write, text: str, error: str) -> None:
