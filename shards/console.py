@@ -39,8 +39,11 @@ _FILE = "broker.json"
 class BrokerFile:
     """The file `broker.json` in a directory, which exists as long as the broker runs."""
 
-    def __init__(self, directory: str, console: str, workers: int) -> None:
-        """Write it. Raises OSError; a file of a killed broker is removed then, too, because its sockets are gone."""
+    def __init__(self, directory: str, console: str, workers: int, cluster: Message | None = None) -> None:
+        """Write it. cluster: what others are to know of the host's cluster.
+
+        Raises OSError; a file of a killed broker is removed then, too, because its sockets are gone.
+        """
         self._path = Path(directory, _FILE)
         self.remove()
         part = self._path.with_suffix(".part")
@@ -48,7 +51,8 @@ class BrokerFile:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps({"pid": os.getpid(), "control": console, "workers": workers}) + "\n")
+                said = {"pid": os.getpid(), "control": console, "workers": workers, "cluster": cluster}
+                file.write(json.dumps(said) + "\n")
         except OSError:
             part.unlink()
             raise

@@ -4,6 +4,8 @@
     GET /ready          200 while every worker serves, else, also while the broker starts or stops, 503; JSON
     GET /metrics        the counter rows as Prometheus text
     GET /api/v1/bridges the connections of bridges, and their state; 503 while a worker does not answer; JSON
+    GET /api/v1/hosts   the hosts of the cluster, with the clients and sessions of each; 503 while one does not answer;
+                        JSON
     GET /api/v1/owner?client_id=ID
                         the host of the cluster that owns a client id; JSON
     GET /api/v1/stores  the size and contents of each worker's store; 503 while a worker does not answer; JSON
@@ -33,8 +35,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 import broker
+from broker.admin import host_requests
+from broker.admin.host_requests import HostRequest, HostStates, OnHost
 from broker.admin.metrics import BrokerState, Rows, WorkerState
-from broker.admin.requests import UNKNOWN, BridgeStates, Drain, NoAnswer, Request, StoreStats, decode
+from broker.admin.requests import UNKNOWN, BridgeStates, Drain, NoAnswer, StoreStats
 from broker.admin.workers import Workers
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
@@ -46,6 +50,7 @@ from shards.signals import ignore_with_a_line
 from shards.worker_channel import HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
+    from broker.admin.host_answers import HostAnswers
     from broker.cluster.host import ClusterHost
     from shards.worker_channel import ControlChannel
 
@@ -88,12 +93,18 @@ class Control:
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp log there
         self._broker = "starting"
         self._asking = Workers(channel.tell)
-        self._cluster = _cluster(channel, self.log)
+        self._answers: HostAnswers | None = None
+        self._cluster: ClusterHost | None = None
+        rows = self._rows = [Row(row) for row in channel.rows]
+        if channel.settings.cluster.is_on:
+            self._answers = _answers(self._asking, rows, channel, self.log)
+            self._cluster = self._answers.cluster = _cluster(channel, self.log, self._answers)
+        self._answered: set[asyncio.Task[None]] = set()
+        """Requests that wait for other hosts; the supervisor bounds their number."""
         self._joins: asyncio.Task[None] | None = None
         self._asked: dict[int, asyncio.Task[dict[str, Any]]] = {}
         """By worker: a request for store statistics in progress, shared by all clients that ask meanwhile."""
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
-        rows = self._rows = [Row(row) for row in channel.rows]
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._heartbeats = Heartbeats(beats, time.monotonic())
@@ -110,6 +121,7 @@ class Control:
         application.router.add_get("/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
         application.router.add_get("/api/v1/bridges", self._get_bridges)
+        application.router.add_get("/api/v1/hosts", self._get_hosts)
         application.router.add_get("/api/v1/owner", self._get_owner)
         application.router.add_get("/api/v1/stores", self._get_stores)
         application.on_response_prepare.append(_head)
@@ -138,7 +150,10 @@ class Control:
         if self._joins is not None:
             self._joins.cancel()
             await asyncio.wait([self._joins])
-        if self._cluster is not None:
+        for task in list(self._answered):
+            task.cancel()
+        if self._answers is not None and self._cluster is not None:
+            await self._answers.close()
             await self._cluster.close()
         await self._runner.cleanup()
 
@@ -166,7 +181,9 @@ class Control:
                 case {"event": "answered", "number": int(_)}:
                     self._asking.answered(message)
                 case {"event": "ask", "number": int(number), "ask": ask}:
-                    self.channel.tell("answer", number=number, answer=self._answer_to(decode(ask)))
+                    task = self.loop.create_task(self._answer(number, host_requests.decode(ask)))
+                    self._answered.add(task)
+                    task.add_done_callback(self._answered.discard)
                 case {"event": "linked", "worker": int(worker)} if self._cluster is not None:
                     self._cluster.linked(worker, message["linked"], message["hosts"])
                 case {"event": "reload", "number": int(number), "settings": settings}:
@@ -176,13 +193,29 @@ class Control:
                 case {"event": "closed"}:
                     os._exit(1)  # the supervisor is gone
 
-    def _answer_to(self, request: Request | None) -> dict[str, Any]:
-        """Return the answer to a request of `broker.admin.requests`."""
-        if not isinstance(request, Drain):
-            return UNKNOWN
+    async def _answer(self, number: int, request: HostRequest | None) -> None:
+        try:
+            answer = await self._answer_to(request)
+        except Exception:  # noqa: BLE001 (an internal error: this request fails, the others do not)
+            self.log.error("host_question_failed", traceback=traceback.format_exc())
+            answer = {"error": "the request has failed: the log of the broker has the details"}
+        self.channel.tell("answer", number=number, answer=answer)
+
+    async def _answer_to(self, request: HostRequest | None) -> dict[str, Any]:
+        """Return the answer to a request of `broker.admin.host_requests`."""
+        match request:
+            case HostStates() if self._answers is not None:
+                return {"hosts": await self._answers.states()}
+            case OnHost() if self._answers is not None:
+                return await self._answers.passed_on(request)
+            case Drain(change):
+                return self._drain(change)
+        return UNKNOWN
+
+    def _drain(self, change: str | None) -> dict[str, Any]:
         refused = "this host is in no cluster: there is no other one"
         if self._cluster is not None:
-            refused = "" if request.change is None else self._cluster.drain(request.change == "begin") or ""
+            refused = "" if change is None else self._cluster.drain(change == "begin") or ""
         if refused or self._cluster is None:
             return {"refused": refused}
         return {"drain": {"state": self._cluster.state.value}}
@@ -246,6 +279,13 @@ class Control:
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def _get_hosts(self, _request: web.Request) -> web.Response:
+        """For a host that does not answer, the reason is included."""
+        if self._answers is None:
+            return _problem(404, "this host is in no cluster", {})
+        hosts = await self._answers.states()
+        return _answer({"hosts": hosts}, all("error" not in each for each in hosts))
+
     async def _get_owner(self, request: web.Request) -> web.Response:
         if self._cluster is None:
             return _problem(404, "this host is in no cluster", {})
@@ -307,10 +347,17 @@ class Control:
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
 
 
-def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
+def _answers(asking: Workers, rows: list[Row], channel: ControlChannel, log: Log) -> HostAnswers:
+    # here for the same reason as below
+    answers = importlib.import_module("broker.admin.host_answers")
+    snapshots = importlib.import_module("broker.admin.host_snapshots")
+    taking = snapshots.HostSnapshots(lambda: channel.settings, lambda: made.cluster.number, log)
+    made: HostAnswers = answers.HostAnswers(asking, rows, taking)
+    return made
+
+
+def _cluster(channel: ControlChannel, log: Log, answers: HostAnswers) -> ClusterHost:
     settings = channel.settings.cluster
-    if not settings.is_on:
-        return None
     # here, because only a clustered host needs them, and a process that has used gRPC must not fork
     host, etcd = importlib.import_module("broker.cluster.host"), importlib.import_module("broker.cluster.etcd")
     paths = (settings.etcd_ca, settings.etcd_certificate, settings.etcd_key)
@@ -328,6 +375,7 @@ def _cluster(channel: ControlChannel, log: Log) -> ClusterHost | None:
         log,
         channel.tell,
         channel.owner_sockets,
+        answers.answer,
         drains=bool(channel.hosts.get("drains")),
     )
     return cluster

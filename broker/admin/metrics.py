@@ -21,7 +21,7 @@ from broker.config.limits import Limits
 from pyx.core import counters
 from pyx.core.counters import Row
 
-__all__ = ["BrokerState", "Rows", "families", "markdown"]
+__all__ = ["BrokerState", "Rows", "connected", "families", "markdown"]
 
 
 class Family(NamedTuple):

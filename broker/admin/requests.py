@@ -1,5 +1,7 @@
 """The requests that workers answer: their form as JSON, and the answers (`broker.worker.administration`).
 
+`broker.admin.host_requests` has those that the control process answers, and other hosts by way of it.
+
     ListSessions    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
     ShowSession     {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...],
                                                                   "next": N or null}

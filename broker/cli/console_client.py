@@ -11,7 +11,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Self
 
-from broker.admin.requests import NoAnswer, Paged, Request, encode, page_at, understood
+from broker.admin import host_requests, requests
+from broker.admin.host_requests import HostStates, OnHost
+from broker.admin.requests import NoAnswer, Paged, Request, page_at, understood
 from broker.config.loading import ENVIRONMENT_CONFIG, load
 from shards.console import BrokerFile
 
@@ -44,11 +46,15 @@ class ConsoleClient:
         try:
             found = BrokerFile.read(directory)
             self.workers, path = int(found["workers"]), str(found["control"])
+            cluster = found.get("cluster")  # none: of an earlier release, or alone
+            self.node = None if cluster is None else str(cluster["node"])
+            """The host's name in its cluster; None: it is in none."""
+            self.cluster = "" if cluster is None else str(cluster["name"])
         except FileNotFoundError:
             raise NoBroker(none) from None
         except OSError as error:
             raise NoAnswer(f"{directory}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise NoAnswer(f"{directory}: broker.json is damaged") from None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(_SECONDS_MAX)
@@ -69,10 +75,11 @@ class ConsoleClient:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, worker: int, request: Request) -> dict[str, Any]:
-        """Return a worker's answer."""
+    def ask(self, worker: int, request: Request | HostStates | OnHost) -> dict[str, Any]:
+        """Return the answer of a worker; of the control process, which has the number after the last one's."""
+        asked = host_requests.encode(request) if isinstance(request, HostStates | OnHost) else requests.encode(request)
         try:
-            self._socket.sendall(json.dumps({"worker": worker, "ask": encode(request)}).encode() + b"\n")
+            self._socket.sendall(json.dumps({"worker": worker, "ask": asked}).encode() + b"\n")
             line = self._lines.readline()
         except TimeoutError as error:
             raise NoAnswer(f"worker {worker} does not answer: {error.strerror or error}") from None

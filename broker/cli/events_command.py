@@ -1,8 +1,9 @@
-"""`mqttd events`: prints the recorded events of connections, sessions, subscriptions and drops, of all workers
-together, in order of time.
+"""`mqttd events`: prints the recorded events of connections, sessions, subscriptions and drops, of all workers, in a
+cluster of all hosts, together, in order of time.
 
-A running broker is asked over its control socket and answers from its disk, so the last second may be missing.
-Otherwise the stores are opened, as a start does it, or clones of the stores of a snapshot; nothing is changed.
+A running broker is asked over its control socket and answers from its disk, so the last second may be missing; other
+hosts are asked by way of it (`broker.cli.cluster_client`). Otherwise the stores are opened, as a start does it, or
+clones of the stores of a snapshot, of one host or of all; nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import plyvel
 
 from broker.admin.requests import ListEvents, NoAnswer
+from broker.cli.cluster_client import SOME_MISSING, ClusterClient, HostMissing
 from broker.cli.console_client import ConsoleClient, NoBroker
 from broker.cli.store_command import Place, Unusable, stores_of
 from broker.config.loading import ENVIRONMENT_CONFIG, load
@@ -33,6 +36,7 @@ from leveldb_store.format import schema
 from leveldb_store.format.events import KINDS, TEXT_BYTES_MAX, Event, decode_event, event_key
 from leveldb_store.snapshots import snapshot
 from leveldb_store.snapshots.clone import CloneError
+from leveldb_store.snapshots.cluster_manifest import read_cluster_manifest
 from leveldb_store.snapshots.snapshot import SnapshotError
 from shards import data_dir
 
@@ -46,24 +50,32 @@ _BEHIND = schema.prefix_end(schema.EVENT)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _BY = ("nobody", "client", "broker")
 
-_Record = tuple[bytes, bytes]
+
+class _Record(NamedTuple):
+    key: bytes
+    value: bytes
+    node: str | None
+    """The host that has recorded it; None: it is in no cluster."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the events. Exit status: 0 done, 1 the broker or a store does not answer, 2 wrong usage, 4 the directory
-    cannot be used.
+    """Print the events. Exit status: 0 done, 1 the broker or a store does not answer, 2 wrong usage, 3 done, but some
+    hosts have not answered, 4 the directory cannot be used.
     """
     given = _parser().parse_args(arguments)
+    missing: dict[str, str] = {}
     try:
         file = given.config or os.environ.get(ENVIRONMENT_CONFIG)
         directory = given.data_dir or load(file, os.environ).data_dir
         with ExitStack() as stack:
-            for record in heapq.merge(*_sources(directory, given.since, stack), key=itemgetter(0)):
-                event = decode_event(*record)
+            for record in heapq.merge(*_sources(directory, given, missing, stack), key=itemgetter(0)):
+                event = decode_event(record.key, record.value)
                 if event.microseconds >= given.until:
                     break
                 if _is_wanted(event, given):
-                    print(_as_json(event) if given.json else _as_text(event))
+                    print(_as_json(event, record.node) if given.json else _as_text(event, record.node))
+        for _, reason in sorted(missing.items()):
+            print(f"mqttd: {reason}", file=sys.stderr)
     except ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
@@ -82,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
             f"mqttd: {directory}: cannot be read: {error_text(error)} (mqttd store verify says more)", file=sys.stderr
         )
         return _CANNOT_READ
-    return 0
+    return SOME_MISSING if missing else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kind", action="append", choices=kinds, metavar="KIND", help=f"only this kind; repeatable: {', '.join(kinds)}"
     )
     add("--client", type=_cut, metavar="CLIENT_ID", help="only events of this client")
+    add("--node", metavar="NODE", help="only those of this host of the cluster")
     add("--json", action="store_true", help="print one JSON object per line")
     return parser
 
@@ -125,25 +138,67 @@ def _cut(text: str) -> str:
 # ---------------------------------------------------------------- sources
 
 
-def _sources(directory: str, since: int, stack: ExitStack) -> list[Iterable[_Record]]:
-    """Return the records of each worker in order, from a moment on."""
-    first = min(since << 8, _NUMBER_MAX)  # no clock gets so far
-    if Path(directory, snapshot.NAME).exists():
-        return [_stored(place, first) for place in stores_of(directory, stack)]
+def _sources(
+    directory: str, given: argparse.Namespace, missing: dict[str, str], stack: ExitStack
+) -> list[Iterable[_Record]]:
+    """Return the records of each worker in order, from a moment on. Hosts that do not answer come to `missing`."""
+    first = min(given.since << 8, _NUMBER_MAX)  # no clock gets so far
+    if (parts := _parts_of(directory, given.node)) is not None:
+        return [_stored(place, first, node) for node, part in parts for place in stores_of(part, stack)]
     try:
         client = stack.enter_context(ConsoleClient(directory))
     except NoBroker:
-        return [_stored(place, first) for place in stores_of(directory, stack)]
-    return [_asked(client, worker, first) for worker in range(client.workers)]
+        if given.node is not None:
+            raise
+        return [_stored(place, first, None) for place in stores_of(directory, stack)]
+    if client.node is None and given.node is not None:
+        raise NoAnswer("--node: this host is in no cluster")
+    if client.node is None or client.node == given.node:
+        return [_asked(client, worker, first) for worker in range(client.workers)]
+    cluster = ClusterClient(client, missing)
+    return [
+        _asked_host(cluster, host.node, worker, first)
+        for host in cluster.hosts(given.node)
+        for worker in range(host.workers)
+    ]
+
+
+def _parts_of(directory: str, only: str | None) -> list[tuple[str | None, str]] | None:
+    """Return the hosts of a snapshot, and where each has its part. None: it is no snapshot."""
+    parts: list[tuple[str | None, str]]
+    if Path(directory, snapshot.NAME).exists():
+        facts = snapshot.read_manifest(Path(directory)).cluster
+        parts = [(None if facts is None else facts.node, directory)]
+    elif (manifest := read_cluster_manifest(Path(directory))) is not None:
+        parts = [(each.node, str(Path(directory, each.directory))) for each in manifest.hosts]
+    else:
+        return None
+    parts = [each for each in parts if only is None or each[0] == only]
+    if not parts:
+        raise SnapshotError(f"{directory}: has no snapshot of a host {only!r}")
+    return parts
 
 
 def _asked(client: ConsoleClient, worker: int, first: int) -> Iterator[_Record]:
     for page in client.pages(worker, ListEvents(max(first - 1, 0))):
         for number, value in page["events"]:
-            yield event_key(number), base64.b64decode(value)
+            yield _Record(event_key(number), base64.b64decode(value), client.node)
 
 
-def _stored(place: Place, first: int) -> Iterator[_Record]:
+def _asked_host(cluster: ClusterClient, node: str, worker: int, first: int) -> Iterator[_Record]:
+    try:
+        if node in cluster.missing:  # another worker of it has not answered
+            return
+        for page in cluster.pages(node, worker, ListEvents(max(first - 1, 0))):
+            for number, value in page["events"]:
+                yield _Record(event_key(number), base64.b64decode(value), node)
+            if node in cluster.missing:
+                return
+    except HostMissing as error:
+        cluster.missing[node] = str(error)
+
+
+def _stored(place: Place, first: int, node: str | None) -> Iterator[_Record]:
     with place.to_open() as path:
         if not path.is_dir() or not any(path.iterdir()):
             return  # a start was killed before it made the store
@@ -151,7 +206,8 @@ def _stored(place: Place, first: int) -> Iterator[_Record]:
             deleted = db.get(schema.EVENTS_DELETED, verify_checksums=True)
             first = max(first, 0 if deleted is None else schema.decode_u64(deleted) + 1)
             with db.iterator(start=event_key(first), stop=_BEHIND, verify_checksums=True) as records:
-                yield from records
+                for key, value in records:
+                    yield _Record(key, value, node)
 
 
 # ---------------------------------------------------------------- output
@@ -182,13 +238,18 @@ def _fields(event: Event) -> dict[str, object]:
     return found
 
 
-def _as_json(event: Event) -> str:
-    head = {"time": _time(event.microseconds), "worker": event.worker, "kind": event.kind.name, "number": event.number}
+def _as_json(event: Event, node: str | None) -> str:
+    head: dict[str, object] = {"time": _time(event.microseconds)}
+    if node is not None:
+        head["node"] = node
+    head |= {"worker": event.worker, "kind": event.kind.name, "number": event.number}
     return json.dumps({**head, **_fields(event)})
 
 
-def _as_text(event: Event) -> str:
+def _as_text(event: Event, node: str | None) -> str:
     parts = [_time(event.microseconds), event.kind.name, f"worker={event.worker}"]
+    if node is not None:
+        parts.insert(2, f"host={node}")
     for name, value in _fields(event).items():
         if isinstance(value, dict):
             parts += (f"{shown(key)}={each}" for key, each in value.items())

@@ -56,7 +56,7 @@ mqttd check-config FILE    report every error in a configuration file and exit (
 mqttd sessions list        list the sessions of a running broker; also show, delete (mqttd sessions --help)
 mqttd events               print recorded events of connections, sessions, drops (mqttd events --help)
 mqttd drain                send the clients and sessions of a host to the others of its cluster (mqttd drain --help)
-mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
+mqttd snapshot             copy the stores of a broker that may be running, or of its cluster (mqttd snapshot --help)
 mqttd restore              make a data directory from a snapshot (mqttd restore --help)
 mqttd store stats|verify   inspect the stores of a broker, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
@@ -374,8 +374,10 @@ def _broker_file(directory: str, settings: Settings, console: Console, log: Log)
     """Write broker.json. Return None if the disk has no room for it: the broker serves all the same, because reading
     the stored messages makes room.
     """
+    cluster = settings.cluster
+    said = {"name": cluster.name, "node": cluster.node_id} if cluster.is_on else None
     try:
-        return BrokerFile(directory, console.path, settings.workers)
+        return BrokerFile(directory, console.path, settings.workers, said)
     except OSError as error:
         log.warning("broker_json_failed", directory=directory, reason=error.strerror or str(error))
         return None

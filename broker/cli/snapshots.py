@@ -1,7 +1,8 @@
 """`mqttd snapshot` copies all stores while the broker runs; `mqttd restore` makes a data directory of such a copy.
 
 A snapshot asks nothing of a running broker: cloning the stores (`leveldb_store.snapshots.clone`) takes a moment, and
-the slow part, reading all of it for counts and checksums, is done in this process at low priority.
+the slow part, reading all of it for counts and checksums, is done in this process at low priority. Without `--out` it
+is one of all hosts of a cluster (`broker.cli.cluster_snapshot`), each of which runs this command for its own stores.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
+import json
 import os
 import platform
 import signal
@@ -17,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import plyvel
 
@@ -26,6 +30,7 @@ from broker.config.settings import ConfigError
 from leveldb_store.engine.database import error_text
 from leveldb_store.format import schema
 from leveldb_store.snapshots.clone import CloneError, remove
+from leveldb_store.snapshots.cluster_facts import ClusterFacts
 from leveldb_store.snapshots.restoring import restore
 from leveldb_store.snapshots.snapshot import NAME as SNAPSHOT_NAME
 from leveldb_store.snapshots.snapshot import Manifest, SnapshotError, Taking, read_manifest
@@ -43,6 +48,7 @@ _NICE = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 _PROGRESS_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
 _ROOM_BYTES = 64 << 20  # spare room beside the stores: the contents of logs become tables
 
 
@@ -55,18 +61,52 @@ class _Refused(Exception):
 
 
 def snapshot_main(arguments: Sequence[str]) -> int:
-    """Take a snapshot. Exit status: 0 done, 2 wrong usage, 4 the data directory or the disk cannot be used."""
+    """Take a snapshot. Exit status: 0 done, 1 no broker answers, 2 wrong usage, 3 done, but some hosts are missing,
+    4 the data directory or the disk cannot be used.
+    """
     parser = argparse.ArgumentParser(
-        prog="mqttd snapshot", description="Copy the stores of a broker, which may be running, into a new directory."
+        prog="mqttd snapshot",
+        description="Copy the stores of a broker, which may be running, into a new directory; without --out the stores "
+        "of all hosts of its cluster, each into the directory that is configured there (cluster.snapshot_dir).",
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="data directory of the broker (default: as configured)")
-    parser.add_argument("--out", metavar="DIR", required=True, help="directory to create; may exist if empty")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data-dir", metavar="DIR", help="data directory of the broker (default: as configured)")
+    where.add_argument("--runtime-dir", metavar="DIR", help="runtime directory of a broker with its store in memory")
+    of = parser.add_mutually_exclusive_group()
+    of.add_argument("--out", metavar="DIR", help="directory to create; may exist if empty")
+    of.add_argument("--node", metavar="NODE", help="without --out: of this host alone")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--of-cluster", type=json.loads, help=argparse.SUPPRESS)  # what a broker says that runs this
     given = parser.parse_args(arguments)
+    if given.out is None:
+        taken: int = importlib.import_module("broker.cli.cluster_snapshot").take(given)
+        return taken
+    if given.runtime_dir is not None:
+        parser.error("--runtime-dir: a store in memory cannot be copied")
     with _one_line_each() as (status, interruption):
-        directory = given.data_dir or load(given.config or os.environ.get(ENVIRONMENT_CONFIG), os.environ)
-        _snapshot(directory if isinstance(directory, str) else directory.data_dir, Path(given.out), interruption)
+        directory = given.data_dir or load(given.config or os.environ.get(ENVIRONMENT_CONFIG), os.environ).data_dir
+        cluster = _cluster_of(directory) if given.of_cluster is None else _end_with_broker(given.of_cluster)
+        if cluster is not None and cluster.id:
+            Path(given.out).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _snapshot(directory, Path(given.out), cluster, interruption, as_json=given.json)
     return status[0]
+
+
+def _cluster_of(directory: str) -> ClusterFacts | None:
+    """Return what a running broker says of its cluster; None: none runs there, or it is in none."""
+    try:
+        return ClusterFacts.decode(BrokerFile.read(directory).get("cluster"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _end_with_broker(said: dict[str, Any]) -> ClusterFacts | None:
+    """End as if interrupted when the process ends that has started this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != said["parent"]:
+        raise KeyboardInterrupt
+    return ClusterFacts.decode(said)
 
 
 def restore_main(arguments: Sequence[str]) -> int:
@@ -139,7 +179,9 @@ def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
 # ---------------------------------------------------------------- snapshot
 
 
-def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
+def _snapshot(
+    directory: str, out: Path, cluster: ClusterFacts | None, interruption: _Interruption, *, as_json: bool
+) -> None:
     now = _layout(directory)
     made = _make_out(directory, out)
     progress = _Progress(f"mqttd: snapshot {out}", interruption)
@@ -148,7 +190,7 @@ def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
         taking, now = _cloned(directory, now, out, progress)
         _step_back()
         times = clock.kept(directory)
-        manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times)
+        manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times, cluster)
     except BaseException:
         _empty(out)
         if made:
@@ -156,6 +198,9 @@ def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
         raise
     progress.end()
     _say_copied(taking, out)
+    if as_json:
+        print(json.dumps(_facts_of(manifest, taking, out)))
+        return
     print(f"{_summary_of(manifest, out)}; cloned in {taking.seconds:.3f} s, all in {progress.seconds():.3f} s")
 
 
@@ -256,6 +301,20 @@ def _say_copied(taking: Taking, out: Path) -> None:
     if not all(each.is_linked for each in taking.clones):
         size = sum(each.table_bytes for each in taking.clones)
         print(f"mqttd: {out} is on another file system: {size} bytes of tables were copied", file=sys.stderr)
+
+
+def _facts_of(manifest: Manifest, taking: Taking, out: Path) -> dict[str, Any]:
+    return {
+        "path": str(out.absolute()),
+        "release": manifest.version,
+        "workers": manifest.workers,
+        "taken_ms": manifest.taken_ms,
+        "cloned_ms": manifest.taken_ms + round(1000 * taking.seconds),
+        "sessions": manifest.total(schema.SESSION),
+        "messages": sum(store.messages for store in manifest.stores),
+        "retained": manifest.total(schema.RETAINED),
+        "bytes": sum(file.bytes for store in manifest.stores for file in store.files.values()),
+    }
 
 
 def _summary_of(manifest: Manifest, where: Path | str) -> str:

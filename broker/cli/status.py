@@ -7,6 +7,7 @@ import http.client
 import os
 import sys
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -57,10 +58,15 @@ def main(arguments: Sequence[str]) -> int:
         _, text = _ask(address, "/metrics")
         said = orjson.loads(report)
         samples = _samples(text.decode())
+        if "cluster" in said:
+            _add_states(said["cluster"], address)
     except (_Unreachable, ValueError) as error:
         print(f"mqttd: no answer from {address[0]}:{address[1]}: {error}", file=sys.stderr)
         return 1
     print(_as_json(said, samples) if given.json else _as_text(said, samples))
+    for each in said.get("cluster", {}).get("hosts", ()):
+        if "error" in each:
+            print(f"mqttd: {each['error']}", file=sys.stderr)
     return 0 if ready == 200 else 1
 
 
@@ -84,6 +90,16 @@ def _ask(address: tuple[str, int], path: str) -> tuple[int, bytes]:
         raise _Unreachable(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
     finally:
         connection.close()
+
+
+def _add_states(cluster: dict[str, Any], address: tuple[str, int]) -> None:
+    """Add to each host its clients and sessions, or why it does not say them. A broker of another release says none."""
+    status, text = _ask(address, "/api/v1/hosts")
+    if status in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
+        states = {each["node"]: each for each in orjson.loads(text)["hosts"]}
+        for host in cluster["hosts"]:
+            state = states.get(host["node"], {})
+            host |= {name: state[name] for name in ("clients", "sessions", "error") if name in state}
 
 
 def _samples(text: str) -> Samples:
@@ -133,10 +149,11 @@ def _as_text(said: dict[str, Any], samples: Samples) -> str:
 def _hosts(cluster: dict[str, Any], workers: int) -> list[str]:
     """Return the lines about the hosts of the cluster."""
     member = "" if cluster["member"] else ", it may be no member at present"
-    rows = [("host", "state", "linked", "workers", "release", "address")]
+    rows = [("host", "state", "linked", "workers", "clients", "sessions", "release", "address")]
     for each in cluster["hosts"]:
         linked = "this host" if each["links"] is None else f"{each['links']} of {workers}"
-        rows.append((each["node"], each["state"], linked, str(each["workers"]), each["release"], each["address"]))
+        counts = [str(each.get(name, "-")) for name in ("workers", "clients", "sessions")]
+        rows.append((each["node"], each["state"], linked, *counts, each["release"], each["address"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = ["  ".join(text.ljust(widths[n]) for n, text in enumerate(row)).rstrip() for row in rows]
     return [f"cluster: {cluster['node']}, {cluster['state']}{member}", *cells]

@@ -374,7 +374,8 @@ class _TryCluster:
             "cluster": {
                 "etcd": [etcd.replace("http", "etcd")],
                 "node_id": name,
-                "listen": f"tcp://{_ADDRESS}:{self._ports.row(self._given.workers)}",
+                "listen": f"tcp://{_ADDRESS}:{self._ports.row(self._given.workers + 1)}",
+                "snapshot_dir": str(self._base / "snapshots"),
             },
         }
         lines = [f"# Host {name} of `mqttd try-cluster`, which writes this file at each start"]

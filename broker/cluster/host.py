@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import broker
 from broker.cluster.contract import Coordination, CoordinationError
+from broker.cluster.host_channel import NEWEST, OLDEST, Answerer, HostChannel
 from broker.cluster.host_numbers import keep_number, number_of_host
 from broker.cluster.host_record import HostRecord, HostState, MalformedHostRecord
 from broker.cluster.membership import HostMembership
@@ -83,8 +84,8 @@ def _write(file: Path, content: bytes) -> None:
 
 class ClusterHost:
     """Implements `broker.cluster.membership.MembershipEvents`. `keeps`: its sessions are on disk. `tell`: sends the
-    supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids. `drains`:
-    it has been draining when the former control process ended.
+    supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids. `answer`:
+    answers what other hosts ask. `drains`: it has been draining when the former control process ended.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ClusterHost:
         log: Log,
         tell: Callable[..., None],
         worker_sockets: Sequence[socket.socket],
+        answer: Answerer,
         drains: bool = False,
     ) -> None:
         self._coordination = coordination
@@ -118,6 +120,8 @@ class ClusterHost:
         self._out_of_reach = False
         self._ownership = Ownership(coordination, settings.name, settings.node_id, self._lease)
         self._owner_requests = OwnerRequests(self._ownership, self._standing, worker_sockets, log)
+        self.channel = HostChannel(identity.keys, settings.listen, workers, answer, log)
+        """To the control processes of the other hosts."""
         self.state = HostState.DRAINING if drains else HostState.JOINING
         """Of this host, as the others are told."""
 
@@ -125,6 +129,16 @@ class ClusterHost:
     def hosts(self) -> Mapping[str, HostRecord]:
         """All hosts as last seen, by node id."""
         return {} if self._membership is None else self._membership.hosts
+
+    @property
+    def node(self) -> str:
+        """The node id of this host."""
+        return self._settings.node_id
+
+    @property
+    def number(self) -> int:
+        """Its number in the cluster; 0: not known yet."""
+        return self._number
 
     @property
     def is_proven(self) -> bool:
@@ -223,6 +237,7 @@ class ClusterHost:
     async def run(self) -> None:
         """Join, and stay a member, until cancelled."""
         self._owner_requests.start()
+        is_heard = self.channel.start()
         self._number = await self._own_number()
         own = HostRecord(
             node=self._settings.node_id,
@@ -237,6 +252,7 @@ class ClusterHost:
             link_versions=(OLDEST_VERSION, VERSION),
             keeps=self._keeps,
             client_address=self._settings.client_address,
+            question_versions=(OLDEST, NEWEST) if is_heard else (0, 0),
         )
         self._membership = HostMembership(self._coordination, self._settings.name, own, self)
         self._membership.set_state(self.state)
@@ -247,6 +263,7 @@ class ClusterHost:
         if self._keeping is not None:
             self._keeping.cancel()
         await self._owner_requests.close()
+        await self.channel.close()
         await self._coordination.close()
 
     async def _own_number(self) -> int:
@@ -280,6 +297,7 @@ class ClusterHost:
         for node in sorted(self._others - others):
             self._log.warning("host_left", host=node)
         self._others = others
+        self.channel.set_hosts({node: each for node, each in hosts.items() if node in others})
         self._ownership.hosts = max(1, len(hosts))
         if self.state is HostState.DRAINING and self._knows_hosts and not self._takers():
             self.drain(begins=False)  # two that drain at the same time would both keep clients out

@@ -53,6 +53,8 @@ class HostRecord:
     connections_max: how many clients it takes, 0: it does not say.
     keeps: its sessions outlive it, on disk.
     client_address: where clients reach it, as they are told; "": it does not say.
+    question_versions: the oldest and the newest version of questions that it answers, on the port after those of its
+    workers (`broker.cluster.host_channel`); (0, 0): it answers none, as hosts of earlier releases.
     """
 
     node: str
@@ -68,6 +70,7 @@ class HostRecord:
     connections_max: int = 0
     keeps: bool = True
     client_address: str = ""
+    question_versions: tuple[int, int] = (0, 0)
 
     def changed(self, state: HostState, incarnation: int = 0) -> Self:
         """Return the same host in another state, and with another incarnation unless that is 0."""
@@ -90,6 +93,7 @@ class HostRecord:
                 "connections_max": self.connections_max,
                 "keeps": self.keeps,
                 "client_address": self.client_address,
+                "question_versions": self.question_versions,
             }
         )
 
@@ -113,6 +117,9 @@ class HostRecord:
         if read["format"] != _FORMAT:
             raise ValueError(f"its format is {read['format']}, this release reads {_FORMAT}")
         oldest, newest = (_number(each, 1, 255) for each in read["link_versions"])
+        answered = tuple(_number(each, 0, 255) for each in read.get("question_versions", (0, 0)))
+        if len(answered) != 2:
+            raise ValueError(f"{len(answered)} versions of questions")
         return cls(
             node,
             _number(read["number"], 1, HOSTS_MAX - 1),
@@ -127,6 +134,7 @@ class HostRecord:
             _number(read.get("connections_max", 0), 0, _INCARNATION_MAX),
             bool(read.get("keeps", True)),
             _text(read.get("client_address", ""), re.compile("[!-~]{0,255}")),
+            (answered[0], answered[1]),
         )
 
 

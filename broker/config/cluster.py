@@ -44,7 +44,7 @@ class Cluster(BaseModel):
         default="",
         json_schema_extra=_RESTART,
         description="Where the first worker listens for other hosts, `tcp://HOST:PORT`; each further worker has the "
-        "next port.",
+        "next port, and what operators ask of all hosts comes over the one after those.",
     )
     advertise: str = Field(
         default="",
@@ -57,6 +57,12 @@ class Cluster(BaseModel):
         json_schema_extra=_RESTART,
         description="Where clients reach this host, `HOST` or `HOST:PORT`: told to clients that other hosts send away "
         "(Server Reference), and to those that ask for the owner of a client id. Empty: it does not say",
+    )
+    snapshot_dir: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Directory for this host's part of snapshots of all hosts (`mqttd snapshot`), outside of its data "
+        "directory. Not set: there is none of this host",
     )
     drain_per_second: int = Field(
         default=500,
@@ -127,10 +133,10 @@ def cluster_errors(cluster: Cluster, workers: int) -> Iterator[str]:
         found = _ADDRESS.fullmatch(value)
         if not value and name == "advertise":
             continue
-        if found is None or not 1 <= int(found[2]) <= 65536 - max(workers, 1):
+        if found is None or not 1 <= int(found[2]) <= 65535 - max(workers, 1):
             yield (
                 f"cluster.{name}: {value!r} is not tcp://HOST:PORT with a port for each worker ({max(workers, 1)}) "
-                "from PORT on"
+                "from PORT on, and one more"
             )
     found = _ADDRESS.fullmatch(cluster.address)
     if found is not None and found[1] in _ANY:

@@ -17,7 +17,8 @@ from typing import Final
 
 from leveldb_store.format import link_schema, schema
 from leveldb_store.snapshots.clone import closed_for_good, opened
-from leveldb_store.snapshots.snapshot import LinkFacts, Manifest, SnapshotError, StoreFacts, digest_of, hasher
+from leveldb_store.snapshots.digests import digest_of, hasher
+from leveldb_store.snapshots.snapshot import LinkFacts, Manifest, SnapshotError, StoreFacts
 
 __all__ = ["restore"]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import time
@@ -28,11 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import xxhash
-
 from leveldb_store.format import archive_schema, link_schema, schema
 from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.snapshots.clone import Clone, CloneError, clone, closed_for_good, opened, opened_as_it_is, remove
+from leveldb_store.snapshots.cluster_facts import ClusterFacts
+from leveldb_store.snapshots.digests import DIGEST, digest_of, hasher
 
 if TYPE_CHECKING:
     import plyvel
@@ -47,7 +46,6 @@ NAME: Final = "snapshot.json"
 
 _BEFORE: Final = ".before-"
 _PIECE_BYTES: Final = 1 << 20
-_DIGEST: Final = "xxh3_128"  # to detect disk damage at the speed of memory
 _EVERY: Final = 10_000  # records between two calls of `progress`
 _PUT_BYTES: Final = 1 << 20
 _THREADS_MAX: Final = 4
@@ -146,6 +144,8 @@ class Manifest:
     stores: list[StoreFacts]
     clock: tuple[int, int] | None = None
     """The broker's time, and the wall clock's at that moment (shards.clock); None: the clock was never set."""
+    cluster: ClusterFacts | None = None
+    """The host in its cluster; None: it is alone, or of an earlier release."""
 
     def path(self, directory: Path, worker: int) -> Path:
         """Return the path of a worker's database."""
@@ -177,6 +177,7 @@ def read_manifest(directory: Path) -> Manifest:
             known, version, str(found["version"]), int(found["taken_ms"]), int(found["workers"]), str(found["epoch"]),
             int(found["generation"]), str(found["archive_epoch"]), list(found["archive_rules"]), stores,
             None if (times := found.get("clock")) is None else (int(times[0]), int(times[1])),
+            ClusterFacts.decode(found.get("cluster")),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise SnapshotError(f"{directory}: {NAME} is damaged") from None
@@ -203,21 +204,6 @@ def _stated(found: Any) -> FileFacts:
     digest = f"sha256:{found['sha256']}" if "sha256" in found else str(found["digest"])
     hasher(digest)
     return FileFacts(int(found["bytes"]), digest)
-
-
-def hasher(digest: str) -> hashlib._Hash | xxhash.xxh3_128:
-    """Return the hash object of a `FileFacts` digest's algorithm. ValueError: unknown."""
-    name = digest.partition(":")[0]
-    if name == "xxh3_128":
-        return xxhash.xxh3_128()
-    if name == "sha256":
-        return hashlib.sha256()
-    raise ValueError(f"{name} is no digest of a snapshot")
-
-
-def digest_of(made: hashlib._Hash | xxhash.xxh3_128) -> str:
-    """Return the digest in the form of `FileFacts`."""
-    return f"{'xxh3_128' if isinstance(made, xxhash.xxh3_128) else made.name}:{made.hexdigest()}"
 
 
 def _file_name(name: str) -> str:
@@ -288,7 +274,13 @@ class Taking:
         self.seconds = time.monotonic() - began
 
     def finish(
-        self, version: str, epoch: str, generation: int, archive_epoch: str, clock: tuple[int, int] | None = None
+        self,
+        version: str,
+        epoch: str,
+        generation: int,
+        archive_epoch: str,
+        clock: tuple[int, int] | None = None,
+        cluster: ClusterFacts | None = None,
     ) -> Manifest:
         """Seal them, count their contents, write the manifest; everything is on the disk then."""
         workers = range(len(self._sources))
@@ -306,7 +298,7 @@ class Taking:
                 raise
         manifest = Manifest(
             FORMAT, min(self._versions), version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
-            _rules(stores), stores, clock,
+            _rules(stores), stores, clock, cluster,
         )  # fmt: skip
         write_manifest(self._directory, manifest)
         return manifest
@@ -481,7 +473,7 @@ def _letter(key: bytes) -> str:
     return "0" if key[:1] == b"\0" else key[:1].decode("latin-1")
 
 
-def _file_facts(file: Path, like: str = _DIGEST) -> FileFacts:
+def _file_facts(file: Path, like: str = DIGEST) -> FileFacts:
     made, piece = hasher(like), memoryview(bytearray(_PIECE_BYTES))
     with file.open("rb", buffering=0) as opened_file:
         os.posix_fadvise(opened_file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -58,7 +58,7 @@ class ClusteredHost(CountedBroker):
         **limits: float,
     ) -> None:
         self.node = node
-        self.mesh_address = f"tcp://{mesh_host}:{_consecutive_ports(workers)}"
+        self.mesh_address = f"tcp://{mesh_host}:{_consecutive_ports(workers + 1)}"
         self._clients: list[Client] = []
         super().__init__(
             workers,
