@@ -12,6 +12,7 @@ import plyvel
 from leveldb_store.format import archive_schema, schema
 from leveldb_store.format.archive_schema import ArchivedMessage, Rule
 from leveldb_store.format.schema import StoredMessage
+from leveldb_store.snapshots.cluster_facts import ClusterFacts
 from leveldb_store.snapshots.snapshot import Manifest, Taking
 
 __all__ = ["archive_of", "log_of", "number_at", "snapshot_of", "store_of", "taken_of"]
@@ -27,12 +28,18 @@ def number_at(seconds: float, worker: int = 0) -> int:
     return round(seconds * 1_000_000) << archive_schema.NUMBER_WORKER_BITS | worker
 
 
-def snapshot_of(directory: Path, stores: Sequence[Records], host: str = "host", taken_ms: int = 0) -> Manifest:
+def snapshot_of(
+    directory: Path,
+    stores: Sequence[Records],
+    host: str = "host",
+    taken_ms: int = 0,
+    cluster: ClusterFacts | None = None,
+) -> Manifest:
     """Make a snapshot with a store for each sequence of records, in a directory that must not exist."""
     paths = [directory.with_name(f"{directory.name}.source-{worker}") for worker in range(len(stores))]
     for path, records in zip(paths, stores, strict=True):
         store_of(path, records)
-    return taken_of(directory, paths, host, taken_ms)
+    return taken_of(directory, paths, host, taken_ms, cluster)
 
 
 def store_of(path: Path, records: Records) -> None:
@@ -42,14 +49,20 @@ def store_of(path: Path, records: Records) -> None:
     db.close()
 
 
-def taken_of(directory: Path, stores: Sequence[Path], host: str = "host", taken_ms: int = 0) -> Manifest:
+def taken_of(
+    directory: Path,
+    stores: Sequence[Path],
+    host: str = "host",
+    taken_ms: int = 0,
+    cluster: ClusterFacts | None = None,
+) -> Manifest:
     """Make a snapshot of stores, and remove the stores."""
     directory.mkdir()
     taking = Taking(list(stores), directory)
     taking.clone()
     if taken_ms:
         taking.taken_ms = taken_ms
-    manifest = taking.finish("0.0", f"{host}-epoch", 0, host)
+    manifest = taking.finish("0.0", f"{host}-epoch", 0, host, cluster=cluster)
     for path in stores:
         shutil.rmtree(path)
     return manifest

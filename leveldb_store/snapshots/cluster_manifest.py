@@ -1,7 +1,7 @@
 """Snapshots of all hosts of a cluster: each host writes its own, and a manifest says which there are.
 
     DIR/ID/host-NODE        a snapshot of that host (`leveldb_store.snapshots.snapshot`), on its disk
-    DIR/ID/cluster.json     `ClusterManifest`, on every host that took part; written last
+    DIR/ID/cluster-snapshot.json     `ClusterManifest`, on every host that took part; written last
 
 The directories ID of all hosts have different contents and the same manifest. So to have them together, they are copied
 into one, or DIR is the same directory of a shared file system on all hosts.
@@ -21,7 +21,7 @@ from leveldb_store.snapshots.snapshot import SnapshotError
 
 __all__ = ["NAME", "ClusterManifest", "HostPart", "MissingHost", "directory_of", "read_cluster_manifest"]
 
-NAME: Final = "cluster.json"
+NAME: Final = "cluster-snapshot.json"
 _FORMAT: Final = 1
 _HOST: Final = "host-"
 
@@ -66,7 +66,7 @@ class MissingHost:
 
 @dataclass(frozen=True, slots=True)
 class ClusterManifest:
-    """The content of cluster.json."""
+    """The content of cluster-snapshot.json."""
 
     id: str
     cluster: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from spark_etl.analyses.frames import archived, latest, steps
+from spark_etl.analyses.frames import archived, latest, scope, steps
 from spark_etl.analyses.registry import Plot, analysis
 
 if TYPE_CHECKING:
@@ -18,7 +18,17 @@ __all__ = ["backlog", "delay", "drop_reasons", "fan_out", "shared_groups", "topi
 
 @analysis(
     table="cursors",
-    columns=("taken", "host", "client", "lag_messages", "lag_bytes", "oldest"),
+    columns=(
+        "taken",
+        "host",
+        "cluster",
+        "cluster_snapshot",
+        "client",
+        "lag_messages",
+        "lag_bytes",
+        "oldest",
+        "seen",
+    ),
     title="Backlog by session",
     look_at="Sessions whose oldest message is old: their client does not come back. Many bytes: queues that fill up.",
     plot=Plot("bars", "client", ("messages",), unit="messages that wait"),
@@ -96,7 +106,7 @@ def topic_traffic(events: DataFrame) -> DataFrame:
 
 @analysis(
     table="events",
-    columns=("host", "number", "kind", "client", "filter", "messages_out"),
+    columns=("host", "cluster", "number", "kind", "client", "filter", "messages_out"),
     title="Balance of shared groups",
     look_at="Members with far more, or far less, than their fair share.",
     plot=Plot("bars", "client", ("messages",), by="share", unit="messages given to the member"),
@@ -105,17 +115,18 @@ def shared_groups(events: DataFrame) -> DataFrame:
     """Members of each share group and the messages sent to each; `times_fair` is 1 for an equal share.
 
     From events: all clients that have subscribed to `$share/...`, and the messages sent on each of their connections
-    until it ended, which include those of other subscriptions. null: it is still connected, and counted when it ends.
+    until it ended, which include those of other subscriptions. null: it is still connected, and counted when it ends. A
+    client that was on several hosts of a cluster is a member on each of them.
     """
     given = (
         events.where(F.col("kind") == "connection_closed")
         .groupBy("host", "client")
         .agg(F.sum("messages_out").alias("messages"))
     )
-    of_group = Window.partitionBy("host", "share")
+    of_group = Window.partitionBy("scope", "share")
     return (
         events.where((F.col("kind") == "subscription_made") & F.col("filter").startswith("$share/"))
-        .select("host", F.col("filter").alias("share"), "client")
+        .select(scope(events).alias("scope"), "host", F.col("filter").alias("share"), "client")
         .distinct()
         .join(given, ["host", "client"], "left")
         .withColumn("members", F.count("messages").over(of_group))

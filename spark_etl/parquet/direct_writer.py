@@ -45,9 +45,9 @@ _WITHOUT: Final = ("tenant",)
 """Columns that are in the path and not in the file."""
 
 _ALIKE: Final = (
-    "snapshot", "taken", "host", "store", "origin", "worker", "session", "rule", "matches", "topic", "first_level",
-    "levels.list.element", "qos", "retain", "publisher", "payload_format", "content_type", "response_topic",
-    "properties",
+    "snapshot", "taken", "host", "store", "node", "cluster", "cluster_snapshot", "origin", "worker", "session", "rule",
+    "matches", "topic", "first_level", "levels.list.element", "qos", "retain", "publisher", "payload_format",
+    "content_type", "response_topic", "properties",
 )  # fmt: skip
 """Columns with repeated values: a dictionary makes them small."""
 

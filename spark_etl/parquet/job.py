@@ -1,7 +1,8 @@
 """The job `parquet`: writes new rows of snapshots to Parquet by date and tenant, each row once (docs/adr/0028).
 
 Tables are of two kinds. A row of a *log* (`messages`, `events`, `counters`, `drops`) is in every snapshot taken while
-it was stored; its identity is (`host`, `number`), and the output has it once. Which part of a sequence an output has is
+it was stored; its identity is (`host`, `number`) or that of a cluster's messages (`spark_etl.parquet.identity`), and
+the output has it once. Which part of a sequence an output has is
 known without reading rows (`spark_etl.source.coverage`); where that cannot be proved, and for messages of the queues,
 rows are compared. A row of any other table is a state at the time of its snapshot: all rows of each snapshot are
 written.
@@ -24,6 +25,7 @@ from spark_etl.jobs import JobError, one_line
 from spark_etl.parquet.committed import columns_of, of_files
 from spark_etl.parquet.compacting import SMALL_FILES, compact
 from spark_etl.parquet.direct_writer import shares, write_directly
+from spark_etl.parquet.identity import IDENTITY, MessageIdentity
 from spark_etl.parquet.output import Commit, File, Output, TakenSnapshot, with_columns
 from spark_etl.source.coverage import Missing, Run, Sequences, runs_of
 from spark_etl.source.files import LOGS, files_of_rows, files_of_stores, write
@@ -195,6 +197,7 @@ class _Taking:
         self._before = before
         self._batch = batch
         self._number = before.number + 1
+        self._identity = MessageIdentity(batch.snapshots)
         self._files: list[File] = []
 
     def commit(self, tables: Sequence[str]) -> tuple[Commit, list[File]]:
@@ -291,8 +294,9 @@ class _Taking:
         ends = waiting.agg(sf.min("number"), sf.max("number")).first()
         if ends is None or ends[0] is None:
             return
-        order = Window.partitionBy("host", "number").orderBy("taken", "snapshot", "store", "session", "position")
-        first = waiting.withColumn("_turn", sf.row_number().over(order)).where(sf.col("_turn") == 1).drop("_turn")
+        order = Window.partitionBy(*IDENTITY).orderBy("taken", "snapshot", "store", "session", "position")
+        turns = self._identity.with_identity(waiting).withColumn("_turn", sf.row_number().over(order))
+        first = turns.where(sf.col("_turn") == 1).drop("_turn", *IDENTITY)
         self._write("messages", self._but_known("messages", first, ends[0], ends[1]), files_of_rows(count))
 
     def _but_known(
@@ -308,13 +312,14 @@ class _Taking:
         known = known.where(sf.col("number").between(first, last))
         if only_queued:
             known = known.where(sf.col("origin") == "queue")
-        known = known.select("host", "number").distinct()
+        identity = self._identity if table == "messages" else MessageIdentity(())
+        known = identity.with_identity(known.select(*identity.columns)).select(*IDENTITY).distinct()
         count = known.count()
         if not count:
             return rows
         if count <= _BROADCAST_ROWS_MAX:
             known = sf.broadcast(known)
-        return rows.join(known, ["host", "number"], "left_anti")
+        return identity.with_identity(rows).join(known, list(IDENTITY), "left_anti").drop(*IDENTITY)
 
     def _known(self, table: str, first: int, last: int, *, only_queued: bool) -> list[Path]:
         # files that may have rows with these numbers

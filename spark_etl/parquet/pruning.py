@@ -1,12 +1,16 @@
-"""The job `prune`: removes snapshots that are in the Parquet, except the newest of each host."""
+"""The job `prune`: removes snapshots that are in the Parquet, except the newest of each host. One of all hosts of a
+cluster goes as a whole.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from leveldb_store.snapshots.cluster_manifest import NAME as CLUSTER_NAME
 from leveldb_store.snapshots.snapshot import NAME
 from spark_etl.jobs import JobError
 from spark_etl.parquet.job import found, taken_of
@@ -31,8 +35,13 @@ def run(options: Namespace) -> int:
         for snapshot in prunable(found(options.snapshots), output.last(), options.keep):
             try:
                 # without it a directory is not a snapshot, so a partly removed one is never read
+                if snapshot.cluster_snapshot is not None:
+                    (snapshot.directory.parent / CLUSTER_NAME).unlink(missing_ok=True)
                 (snapshot.directory / NAME).unlink()
                 shutil.rmtree(snapshot.directory)
+                if snapshot.cluster_snapshot is not None:
+                    with contextlib.suppress(OSError):  # the other hosts' come next
+                        snapshot.directory.parent.rmdir()
             except OSError as error:
                 raise JobError(f"{snapshot.directory}: {error.strerror or error}") from None
             print(f"removed {snapshot.directory}")
@@ -47,7 +56,8 @@ def prunable(snapshots: Sequence[Snapshot], commit: Commit, keep: int) -> list[S
         there = [snapshot for snapshot in snapshots if snapshot.host == host]
         old = there[: len(there) - keep] if keep else there
         gone += [snapshot for snapshot in old if taken_of(snapshot).identity in taken]
-    return gone
+    stays = {each.cluster_snapshot for each in snapshots if each not in gone and each.cluster_snapshot is not None}
+    return [snapshot for snapshot in gone if snapshot.cluster_snapshot not in stays]
 
 
 def _count(text: str) -> int:

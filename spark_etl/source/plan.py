@@ -65,6 +65,9 @@ def _may_have(store: SnapshotStore, table: str, conditions: Conditions) -> bool:
         conditions.allow("snapshot", str(store.snapshot.directory))
         and conditions.allow("host", store.snapshot.host)
         and conditions.allow("store", store.facts.worker)
+        and conditions.allow("node", store.snapshot.node)
+        and conditions.allow("cluster", store.snapshot.cluster)
+        and conditions.allow("cluster_snapshot", store.snapshot.cluster_snapshot)
     ):
         return False
     if table != "messages" or conditions.allow("origin", "queue"):

@@ -123,7 +123,9 @@ class MqttdStreamReader(DataSourceStreamReader):
         texts = self._options.paths.split(",")
         if not any(Path(text).is_dir() and next(Path(text).rglob(NAME), None) for text in texts):
             return []
-        return sorted(find(self._options.paths), key=lambda each: (each.manifest.taken_ms, str(each.directory)))
+        return sorted(
+            find(self._options.paths, partial="skip"), key=lambda each: (each.manifest.taken_ms, str(each.directory))
+        )
 
     def _runs(self, snapshot: Snapshot) -> Iterator[tuple[SnapshotStore, str, Run]]:
         # runs from which the table is made; a run may be used until the next is taken

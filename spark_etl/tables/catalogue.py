@@ -4,7 +4,9 @@ The readers follow these rows (`spark_etl.tables.reading`), and so do the tables
 spark_etl.tables.catalogue --markdown docs/analytics.md`). Types are Spark SQL's. Nothing here needs pyspark.
 
 A message's identity is (`host`, `number`). The same message may occur more than once: in each snapshot, in
-the archive and in the log (`origin`), in the log of each worker that has sessions for it.
+the archive and in the log (`origin`), in the log of each worker that has sessions for it. Hosts of a cluster keep the
+number of a message that comes from another one, and two of them may give the same number: between them its identity is
+(`cluster`, `number`, `topic`, `payload`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ class Table:
         """The names of its columns."""
         return [column.name for column in self.columns]
 
+    @property
+    def own_names(self) -> list[str]:
+        """The names of its columns without those of the snapshot, which all tables have."""
+        return self.names[len(_SNAPSHOT) :]
+
     def chosen(self, names: list[str]) -> tuple[Column, ...]:
         """Return the columns of these names, in the table's order. TableError: there is no such column."""
         for name in names:
@@ -58,6 +65,18 @@ _SNAPSHOT: Final = (
     Column("taken", "timestamp", "when the snapshot was begun"),
     Column("host", "string", "its data directory: the archive's epoch, which never changes, also when restored"),
     Column("store", "int", "number of the worker in whose store the record is"),
+    Column("node", "string", "name of the host in its cluster; null: it is in none, as in the following"),
+    Column("cluster", "string", "name of the cluster"),
+    Column(
+        "cluster_snapshot", "string", "id of the snapshot of all hosts that this one is a part of; null: it is none"
+    ),
+)
+
+_SEEN: Final = Column(
+    "seen",
+    "timestamp",
+    "until when its client was connected there: `disconnected`, else `taken`. A session that moves while the hosts of a "
+    "cluster are copied may be in the snapshots of two: the later one counts (`once`)",
 )
 
 _IDENTITY: Final = (
@@ -120,6 +139,7 @@ _SESSIONS: Final = Table(
         Column("connected", "boolean", "whether it was connected"),
         Column("disconnected", "timestamp", "when its connection ended; null: it was connected"),
         Column("created", "timestamp", "when it was made"),
+        _SEEN,
     ),
 )
 
@@ -142,6 +162,7 @@ _SUBSCRIPTIONS: Final = Table(
         Column(
             "replayed", "bigint", "number of the message up to which it has replayed the archive; null: it does not"
         ),
+        _SEEN,
     ),
 )
 
@@ -159,6 +180,7 @@ _INFLIGHT: Final = Table(
         Column("shared", "boolean", "whether it is of a share group; null: in"),
         Column("position", "bigint", "in the log of its store, as in `messages`; null: not in it"),
         Column("number", "bigint", "`messages.number` of it, if a record of it is kept for this session; else null"),
+        _SEEN,
     ),
 )
 
@@ -176,21 +198,24 @@ _CURSORS: Final = Table(
         Column("lag_bytes", "bigint", "their topics, properties and payloads"),
         Column("oldest_number", "bigint", "message number of the oldest waiting one; null: none waits"),
         Column("oldest", "timestamp", "when the oldest was received"),
+        _SEEN,
     ),
 )
 
 _HANDOFF: Final = Table(
     "handoff",
-    "A row for each batch that a worker keeps until a sibling has it.",
+    "A row for each batch that a worker keeps until a sibling, or a worker of another host, has it.",
     (
         *_SNAPSHOT,
-        Column("peer", "int", "number of the sibling"),
+        Column("peer", "int", "number of the sibling; of another host: the host's << 8 \\| the worker's"),
         Column("stream", "bigint", "number of the stream"),
         Column("sequence", "bigint", "in that stream"),
         Column("entries", "int", "messages; null: not counted"),
         Column("bytes", "bigint", "of the batch"),
         Column(
-            "arrived", "boolean", "whether the sibling's store in the same snapshot has it too: then count it there"
+            "arrived",
+            "boolean",
+            "whether its store in the same snapshot, also of all hosts, has it too: then count it there",
         ),
     ),
 )

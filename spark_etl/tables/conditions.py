@@ -7,7 +7,8 @@ Conditions on these columns are used:
     first_level, topic         the first levels of topics, as in the heads of the archive's blocks
     origin, worker, rule       families of records, and sequences of the archive
     kind                       events to decode
-    snapshot, host, store      stores
+    snapshot, host, store, node, cluster, cluster_snapshot
+                               stores
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ __all__ = ["HIGHEST", "Conditions", "conditions_of"]
 
 HIGHEST: Final = (1 << 63) - 1
 _WORKERS: Final = (1 << NUMBER_WORKER_BITS) - 1
-_SETS: Final = {"snapshot", "host", "store", "origin", "worker", "rule", "first_level", "topic", "kind"}
+_SETS: Final = {
+    "snapshot", "host", "store", "node", "cluster", "cluster_snapshot", "origin", "worker", "rule", "first_level",
+    "topic", "kind",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

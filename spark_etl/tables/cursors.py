@@ -22,7 +22,7 @@ from leveldb_store.format.schema import Span
 from leveldb_store.format.subscription_schema import decode_subscription
 from leveldb_store.format.windows import NEVER_SENT, Window
 from spark_etl.tables.catalogue import TABLES
-from spark_etl.tables.state import shared, window_of
+from spark_etl.tables.state import seen, shared, window_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cursors"]
 
-_COLUMNS: Final = TABLES["cursors"].names[4:]
+_COLUMNS: Final = TABLES["cursors"].own_names
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CACHED: Final = 1024
 _HIGHEST: Final = (1 << 64) - 1
@@ -52,8 +52,9 @@ def cursors(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBa
 def _rows(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
     logs = _Logs(reading.db)
     last = reading.store.facts.last_position
-    for key, _ in reading.scan(start, stop):
+    for key, record in reading.scan(start, stop):
         client = key[1:].decode()
+        at_last = seen(reading, record)
         value = reading.db.get(schema.window_key(client), verify_checksums=True)
         window = NEVER_SENT if value is None else window_of(reading, client, value)
         prefix = schema.subscriptions_of(client)
@@ -72,10 +73,10 @@ def _rows(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ..
                 continue  # nothing waits for it
             position = max(window.cursor, formers[0][1] if formers else begins)
             lag = logs.lag(text, position, [*window.holes, *gaps])
-            yield client, text.decode(), position, last, lag.messages, lag.bytes, *_oldest(lag)
+            yield client, text.decode(), position, last, lag.messages, lag.bytes, *_oldest(lag), at_last
         lag = _kept(reading, client, window)
         if lag.messages:
-            yield client, None, None, last, lag.messages, lag.bytes, *_oldest(lag)
+            yield client, None, None, last, lag.messages, lag.bytes, *_oldest(lag), at_last
 
 
 def _oldest(lag: _Lag) -> tuple[int | None, datetime | None]:

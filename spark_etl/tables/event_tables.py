@@ -21,9 +21,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BY: Final = {records.BY_NOBODY: "nobody", records.BY_CLIENT: "client", records.BY_BROKER: "broker"}
 _BOOLEANS: Final = {column.name for column in TABLES["events"].columns if column.type == "boolean"}
 _KIND_AT: Final = 9  # offset, after u64 before and u8 format
-_EVENTS: Final = TABLES["events"].names[4:]
-_COUNTERS: Final = TABLES["counters"].names[4:]
-_DROPS: Final = TABLES["drops"].names[4:]
+_EVENTS: Final = TABLES["events"].own_names
+_COUNTERS: Final = TABLES["counters"].own_names
+_DROPS: Final = TABLES["drops"].own_names
 
 
 def events(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:

@@ -51,6 +51,9 @@ class Frames:
             "taken": instant(store.snapshot.manifest.taken_ms),
             "host": store.snapshot.host,
             "store": store.facts.worker,
+            "node": store.snapshot.node,
+            "cluster": store.snapshot.cluster,
+            "cluster_snapshot": store.snapshot.cluster_snapshot,
         }
 
     def wants(self, name: str) -> bool:

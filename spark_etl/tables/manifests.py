@@ -21,7 +21,7 @@ def _stores(store: SnapshotStore, frames: Frames) -> Iterator[pa.RecordBatch]:
         manifest.version, manifest.workers, manifest.epoch, manifest.generation, facts.last_position,
         facts.last_number or None, facts.messages, list(facts.records.items()), list(facts.counters.items()),
     )  # fmt: skip
-    return frames.of_rows(TABLES["stores"].names[4:], [row])
+    return frames.of_rows(TABLES["stores"].own_names, [row])
 
 
 def _rules(store: SnapshotStore, frames: Frames) -> Iterator[pa.RecordBatch]:
@@ -32,7 +32,7 @@ def _rules(store: SnapshotStore, frames: Frames) -> Iterator[pa.RecordBatch]:
         )
         for text, facts in store.facts.archived.items()
     ]  # fmt: skip
-    return frames.of_rows(TABLES["rules"].names[4:], rows)
+    return frames.of_rows(TABLES["rules"].own_names, rows)
 
 
 OF_MANIFESTS: Final[dict[str, Callable[[SnapshotStore, Frames], Iterator[pa.RecordBatch]]]] = {

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["archived", "kept", "logged", "retained"]
 
 _QUEUE: Final = "queue"
-_OF_BLOCKS: Final = {"snapshot", "taken", "host", "store", "origin", "tenant", "rule"}
+_OF_BLOCKS: Final = {
+    "snapshot", "taken", "host", "store", "node", "cluster", "cluster_snapshot", "origin", "tenant", "rule",
+}  # fmt: skip
 _NUMBER_MAX: Final = (1 << 64) - 1
 
 

@@ -5,14 +5,15 @@ siblings (H).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from leveldb_store.format import link_schema, replay_schema, schema, session_schema, windows
 from leveldb_store.format.archive_schema import first_level
 from leveldb_store.format.queued_messages import decode_queued, whole
 from leveldb_store.format.schema import SchemaError
 from leveldb_store.format.subscription_schema import decode_subscription
-from leveldb_store.snapshots.snapshot import LinkFacts
+from leveldb_store.snapshots.snapshot import LinkFacts, Manifest, StoreFacts
 from spark_etl.tables.catalogue import TABLES
 from spark_etl.tables.frames import instant
 
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_etl.tables.opened import Reading
+    from spark_etl.tables.snapshots import Snapshot
 
-__all__ = ["handoff", "inflight", "replays", "sessions", "shared", "subscriptions", "window_of"]
+__all__ = ["handoff", "inflight", "replays", "seen", "sessions", "shared", "subscriptions", "window_of"]
 
 _NEVER: Final = 0xFFFFFFFF
+_OF_HOST: Final = 1 << 8  # workers that the number of a peer has room for (pyx.core.peer, which needs compiled code)
 _SHARE: Final = "$share/"
 _AWAITS: Final = {1: "PUBACK", 2: "PUBREC", 3: "PUBCOMP"}
-_NAMES: Final = {name: table.names[4:] for name, table in TABLES.items()}
+_NAMES: Final = {name: table.own_names for name, table in TABLES.items()}
 
 
 def sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
@@ -41,7 +44,31 @@ def _sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
             _decoded(key[1:]), found.username, found.version,
             None if found.expiry_interval == _NEVER else found.expiry_interval,
             not found.disconnected, instant(found.disconnected) if found.disconnected else None, instant(found.created),
+            seen(reading, value),
         )  # fmt: skip
+
+
+def seen(reading: Reading, value: bytes | None) -> datetime:
+    """Return until when the client was connected, by the record of its session (None: there is none)."""
+    disconnected = 0 if value is None else session_schema.decode_session(value).disconnected
+    return instant(disconnected or reading.store.snapshot.manifest.taken_ms)
+
+
+class _Seen:
+    """Until when the client of a row was connected, if that is asked for. Records of a client follow each other."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._is_wanted = reading.frames.wants("seen")
+        self._client: str | None = None
+        self._at: datetime | None = None
+
+    def of(self, client: str) -> datetime | None:
+        """Return it, or None."""
+        if self._is_wanted and client != self._client:
+            self._client = client
+            self._at = seen(self._reading, self._reading.get(schema.session_key(client)))
+        return self._at
 
 
 def subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
@@ -50,10 +77,11 @@ def subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.Re
 
 
 def _subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
+    seen_at = _Seen(reading)
     for key, value in reading.scan(start, stop):
         client, text = schema.split_subscription(key)
         options, identifier, since, _ = decode_subscription(value)
-        yield *_subscribed(client, text, options, identifier), since, None
+        yield *_subscribed(client, text, options, identifier), since, None, seen_at.of(client)
 
 
 def replays(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
@@ -62,10 +90,11 @@ def replays(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBa
 
 
 def _replays(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
+    seen_at = _Seen(reading)
     for key, value in reading.scan(start, stop):
         client, text = replay_schema.split_replay(key)
         found = replay_schema.decode_replay(value)
-        yield *_subscribed(client, text, found.options, found.identifier), None, found.position
+        yield *_subscribed(client, text, found.options, found.identifier), None, found.position, seen_at.of(client)
 
 
 def _subscribed(client: str, text: bytes, options: int, identifier: int) -> tuple[Any, ...]:
@@ -92,8 +121,10 @@ def inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordB
 
 
 def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
+    seen_at = _Seen(reading)
     for key, value in reading.scan(start, stop):
         client = _decoded(key[1:])
+        at_last = seen_at.of(client)
         window = window_of(reading, client, value)
         for packet_id, flags, state, at in window.out:
             if state not in _AWAITS:
@@ -102,10 +133,10 @@ def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
             yield (
                 client, "out", packet_id, _AWAITS[state], flags & schema.QOS, bool(flags & schema.RETAIN),
                 bool(flags & schema.SHARED_COPY), None if is_kept else at,
-                _number(reading, client, at) if is_kept else None,
+                _number(reading, client, at) if is_kept else None, at_last,
             )  # fmt: skip
         for packet_id in window.arrived:
-            yield client, "in", packet_id, "PUBREL", 2, None, None, None, None
+            yield client, "in", packet_id, "PUBREL", 2, None, None, None, None, at_last
 
 
 def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
@@ -129,18 +160,29 @@ def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBa
 
 
 def _handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
-    own, stores = reading.store.facts, reading.store.snapshot.manifest.stores
+    own, snapshot = reading.store.facts, reading.store.snapshot
+    others = snapshot.others()
     for key, value in reading.scan(start, stop):
         peer, sequence = schema.peer_of_key(key), schema.key_position(key)
         if not sequence:
             continue  # the head of the log: the manifest has it
         entries, _, _ = link_schema.decode_handoff(value)
         stream = own.links.get(peer, LinkFacts()).stream
-        taken = stores[peer].links.get(own.peer, LinkFacts()) if peer < len(stores) else LinkFacts()
+        taken = _taken(snapshot, others, own, peer)
         yield (
             peer, stream, sequence, None if entries < 0 else entries, len(value),
             taken.taken_stream == stream and sequence <= taken.taken,
         )  # fmt: skip
+
+
+def _taken(snapshot: Snapshot, others: dict[int, Manifest], own: StoreFacts, peer: int) -> LinkFacts:
+    # what a peer has of the own stream, by its store in the same snapshot
+    host, worker = divmod(peer, _OF_HOST)
+    manifest = others.get(host) if host else snapshot.manifest
+    if manifest is None or worker >= len(manifest.stores):
+        return LinkFacts()
+    number = 0 if not host or snapshot.manifest.cluster is None else snapshot.manifest.cluster.number
+    return manifest.stores[worker].links.get(cast("Any", number * _OF_HOST + own.worker), LinkFacts())
 
 
 def _decoded(data: bytes) -> str:
