@@ -99,8 +99,7 @@ class HostSnapshots:
             self._settle(part, status, out)
         if part.facts is None:
             self._log.error("host_snapshot_failed", snapshot=part.id, reason=part.reason)
-            with contextlib.suppress(OSError):  # not empty: on a shared file system others write there, too
-                await asyncio.to_thread(part.path.parent.rmdir)
+            await asyncio.to_thread(_removed, part.path)  # a process that was killed has left something
         else:
             self._log.info("host_snapshot_taken", snapshot=part.id, path=str(part.path))
 
@@ -182,13 +181,16 @@ def _last_line(text: str) -> str:
 
 
 def _removed(path: Path) -> None:
-    for each in path.iterdir():
-        if each.is_dir():
-            remove(each)
-        else:
-            each.unlink()
-    path.rmdir()
-    with contextlib.suppress(OSError):  # others write there, too
+    """Remove a part, and its directory if no other host has one there, as far as possible."""
+    with contextlib.suppress(OSError):
+        for each in path.iterdir():
+            if each.is_dir():
+                remove(each)
+            else:
+                each.unlink()
+    with contextlib.suppress(OSError):
+        path.rmdir()
+    with contextlib.suppress(OSError):  # not empty: on a shared file system others write there, too
         path.parent.rmdir()
 
 

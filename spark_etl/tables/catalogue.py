@@ -75,7 +75,7 @@ _SNAPSHOT: Final = (
 _SEEN: Final = Column(
     "seen",
     "timestamp",
-    "until when its client was connected there: `disconnected`, else `taken`. A session that moves while the hosts of a "
+    "until when its client was connected there: `disconnected`, else `taken`. A session that moves while hosts of a "
     "cluster are copied may be in the snapshots of two: the later one counts (`once`)",
 )
 

@@ -150,7 +150,7 @@ def test_parquet_has_each_message_once(snapshots: Path, spark: SparkSession, tmp
         assert sorted(str(each.directory.relative_to(snapshots)) for each in gone) == ["one/host-a", "one/host-b"]
 
 
-def test_a_host_whose_part_was_not_copied(snapshots: Path, tmp_path: Path) -> None:
+def test_a_host_whose_part_was_not_copied(snapshots: Path) -> None:
     """It is named, and the rest is not read for the whole; each part can be read alone, and a stream waits."""
     shutil.rmtree(snapshots / "one" / "host-b")
     with pytest.raises(SnapshotError, match="snapshot of host b is not here: copy /snapshots/host-b of that host"):
