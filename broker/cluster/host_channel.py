@@ -67,8 +67,10 @@ ANSWERING_MAX: Final = 64
 ANSWERING_OF_HOST_MAX: Final = 16
 """And of one of them."""
 
+_CURVE_BYTES: Final = 64
+"""What encryption adds to a message, and more."""
 _QUEUED_MESSAGES: Final = 8
-"""Of a connection, in each direction, beside what the kernel has."""
+"""Of a connection, beside what the kernel has; they are not read before there is room."""
 _IN_TURN: Final = 16
 """Messages that are taken before others of the event loop have their turn."""
 _HEARTBEAT_MS: Final = 2000
@@ -135,7 +137,7 @@ class HostChannel:
         self._endpoint = endpoint_of(listen, workers)
         self._answer = answer
         self._log = log
-        self._curve = Curve(keys, _NOBODY, MESSAGE_BYTES_MAX)
+        self._curve = Curve(keys, _NOBODY, MESSAGE_BYTES_MAX + _CURVE_BYTES)
         self._context: zmq.asyncio.Context | None = None
         self._door: Door | None = None
         self._inlet: zmq.asyncio.Socket | None = None
@@ -159,6 +161,9 @@ class HostChannel:
         self._door = Door(zmq.Context.shadow(self._context.underlying), self._curve, _LoopWatcher())
         inlet = self._context.socket(zmq.ROUTER)
         self._set_up(inlet)
+        inlet.setsockopt(
+            zmq.SNDHWM, ASKED_MAX
+        )  # a refusal for each question that there may be; the socket drops others
         self._curve.secure_inlet(_plain(inlet))
         try:
             inlet.bind(self._endpoint)
@@ -202,7 +207,7 @@ class HostChannel:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
         socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX + _CURVE_BYTES)
         socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)
 
