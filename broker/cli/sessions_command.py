@@ -133,7 +133,10 @@ def _show(cluster: ClusterClient, sources: list[_Source], client_id: str, as_jso
                 print()
             _print_session(source.naming(shown), as_json)
             found += 1
-    return 0 if found else _said_none(client_id)
+    if not found:
+        print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
+        return _NONE
+    return 0
 
 
 def _print_session(shown: dict[str, Any], as_json: bool) -> None:
@@ -157,12 +160,10 @@ def _delete(cluster: ClusterClient, sources: list[_Source], client_id: str) -> i
             deleted += 1
             where = "" if source.node is None else f" on host {source.node}"
             print(f"the session of {client_id!r}{where} is deleted")
-    return 0 if deleted else _said_none(client_id)
-
-
-def _said_none(client_id: str) -> int:
-    print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
-    return _NONE
+    if not deleted:
+        print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
+        return _NONE
+    return 0
 
 
 def _cells(row: dict[str, Any], columns: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from broker.cli.cluster_client import SOME_MISSING
 from broker.cli.main import main as mqttd
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,9 +30,10 @@ BEGIN = f"<!-- generated: python -m tests.documents.command_line --write {PAGE} 
 END = "<!-- end of what is generated -->"
 
 _USAGE = "wrong usage, or wrong settings"
+_MISSING = "done, but some hosts of the cluster have not answered: a line for each"
 _DATA = "the data directory, the snapshot or the disk cannot be used"
 
-#: Command -> its file, and the meanings of its statuses; 0: done, unless given.
+#: Command -> its files, and the meanings of its statuses; 0: done, unless given.
 STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     "": (
         "main",
@@ -46,18 +48,34 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     ),
     "check-config": ("main", {0: "no errors", 2: "the file has errors: a line for each"}),
     "status": ("status", {0: "ready", 1: "not ready, or no answer", 2: _USAGE}),
-    "sessions": ("sessions_command", {0: "done", 1: "no such session, or no answering broker", 2: _USAGE}),
+    "sessions": (
+        "sessions_command",
+        {0: "done", 1: "no such session, or no answering broker", 2: _USAGE, 3: _MISSING},
+    ),
     "drain": (
         "drain_command",
         {0: "drained, or ended", 1: "refused, not done in time, interrupted, or no answering broker", 2: _USAGE},
     ),
     "events": (
         "events_command",
-        {0: "done", 1: "no answer, or unreadable records", 2: _USAGE, 4: "the directory cannot be used"},
+        {
+            0: "done",
+            1: "no answer, or unreadable records",
+            2: _USAGE,
+            3: _MISSING,
+            4: "the directory cannot be used",
+        },
     ),
     "snapshot": (
-        "snapshots",
-        {0: "done", 2: f"{_USAGE}; OUT is not empty", 4: _DATA, 130: "interrupted: no files are left behind"},
+        "snapshots cluster_snapshot",
+        {
+            0: "done",
+            1: "of a cluster: no host has taken one, or no answering broker",
+            2: f"{_USAGE}; OUT is not empty",
+            3: _MISSING,
+            4: _DATA,
+            130: "interrupted: no files are left behind",
+        },
     ),
     "restore": (
         "snapshots",
@@ -136,6 +154,29 @@ ERRORS: dict[str, tuple[str, str]] = {
         "`GET /api/v1/stores`, 503",
         "Try again; look at the log of the broker.",
     ),
+    "leveldb_store.snapshots.cluster_manifest.SnapshotError": (
+        "`events`, 4",
+        "Copy the missing part beside the others, or take another snapshot.",
+    ),
+    "broker.cli.events_command.SnapshotError": ("`events`, 4", "Name one of the hosts in the snapshot's manifest."),
+    "broker.cli.cluster_client.NoAnswer": (
+        "`sessions`, `events`, `snapshot`, 1",
+        "Wait until the host has joined; look at its log; `mqttd status` lists the hosts.",
+    ),
+    "broker.cli.cluster_client.HostMissing": (
+        "`sessions`, `events`, `snapshot`, 3",
+        "Look at the log of that host; upgrade it if it is of an earlier release.",
+    ),
+    "broker.cluster.host_channel.HostSilent": (
+        "`sessions`, `events`, `snapshot`, 3; `status`; `GET /api/v1/hosts`, 503",
+        "Look at that host, and at the network between the two.",
+    ),
+    "broker.cli.sessions_command.NoAnswer": ("`sessions`, 1", "Leave `--node` out."),
+    "broker.cli.events_command.NoAnswer": ("`events`, 1", "Leave `--node` out."),
+    "broker.cli.cluster_snapshot.print": (
+        "`snapshot`, 1, 2, interrupted: 130",
+        "Start the broker, or name `--out`; the lines before say why each host has taken none.",
+    ),
     "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` lists all sessions."),
     "broker.cli.drain_command._NotDone": (
         "`drain`, 1",
@@ -172,7 +213,8 @@ _NAMED = {
 
 def statuses(command: str) -> set[int]:
     """Return the exit statuses in the code of a command: its constants, and the numbers that it returns."""
-    tree = ast.parse((ROOT / "broker" / "cli" / f"{STATUSES[command][0]}.py").read_text())
+    files = [ROOT / "broker" / "cli" / f"{name}.py" for name in STATUSES[command][0].split()]
+    tree = ast.Module([each for file in files for each in ast.parse(file.read_text()).body], [])
     if command == "check-config":
         tree.body[:] = [
             each
@@ -180,7 +222,7 @@ def statuses(command: str) -> set[int]:
             if isinstance(each, ast.Assign) or (isinstance(each, ast.FunctionDef) and each.name == "_check_config")
         ]
     given = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    found = {0}
+    found = {0, SOME_MISSING} if "SOME_MISSING" in given else {0}
     for line in tree.body:
         match line:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(status))):
