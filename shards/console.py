@@ -51,8 +51,8 @@ class BrokerFile:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                said = {"pid": os.getpid(), "control": console, "workers": workers, "cluster": cluster}
-                file.write(json.dumps(said) + "\n")
+                said = {"pid": os.getpid(), "control": console, "workers": workers}
+                file.write(json.dumps(said if cluster is None else {**said, "cluster": cluster}) + "\n")
         except OSError:
             part.unlink()
             raise

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.admin import host_requests
 from broker.admin.host_requests import (
     EndSnapshot,
-    HostState,
     KeepManifest,
     OnHost,
+    OwnState,
     SnapshotState,
     TakeSnapshot,
 )
@@ -61,7 +61,7 @@ class HostAnswers:
             return {"answer": UNKNOWN}
         worker, request = asked
         match request:
-            case HostState():
+            case OwnState():
                 return {"answer": self._state()}
             case TakeSnapshot(id_):
                 return {"answer": await self._snapshots.begin(id_)}
@@ -115,7 +115,7 @@ class HostAnswers:
     async def _state_of(self, node: str) -> dict[str, Any]:
         if node == self.cluster.node:
             return self._state()
-        question = host_requests.encode(OnHost(node, None, HostState()))
+        question = host_requests.encode(OnHost(node, None, OwnState()))
         del question["node"]
         try:
             said = await self.cluster.channel.ask(node, question, STATE_SECONDS_MAX)

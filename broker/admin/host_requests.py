@@ -3,11 +3,11 @@ the answers. They go over the supervisor's control socket to the number after th
 (`broker.cluster.host_channel`).
 
     HostStates      {"hosts": "states"}                     {"hosts": [{"node": N, "state": ..., "release": ...,
-                                                            "workers": ..., and what HostState says, or "error": why},
+                                                            "workers": ..., and what OwnState says, or "error": why},
                                                             ...]}
     OnHost          a request, "node": N, "worker": I       {"answer": {...}}, of worker I of that host, or of its
                                                             control process (null); or {"silent": why}
-    HostState       {"host": "state"}                       {"clients": N, "sessions": N}
+    OwnState        {"host": "state"}                       {"clients": N, "sessions": N}
     TakeSnapshot    {"snapshot": "take", "id": ID}          {"begun": true}, or {"refused": why}
     SnapshotState   {"snapshot": "state", "id": ID}         {"state": "running", "progress": "..."}, or "failed" with a
                                                             "reason", or "taken" with "facts": {...}
@@ -31,12 +31,12 @@ __all__ = [
     "SNAPSHOT_ID",
     "EndSnapshot",
     "HostRequest",
-    "HostState",
     "HostStates",
     "KeepManifest",
     "OfHost",
     "OnHost",
     "OwnRequest",
+    "OwnState",
     "SnapshotState",
     "TakeSnapshot",
     "decode",
@@ -56,7 +56,7 @@ class HostStates:
 
 
 @dataclass(frozen=True, slots=True)
-class HostState:
+class OwnState:
     """Asks for the state of a host."""
 
 
@@ -89,7 +89,7 @@ class KeepManifest:
     manifest: str
 
 
-OfHost = HostState | TakeSnapshot | SnapshotState | EndSnapshot | KeepManifest
+OfHost = OwnState | TakeSnapshot | SnapshotState | EndSnapshot | KeepManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def encode(request: HostStates | OnHost) -> dict[str, Any]:
 
 def _encode_own(request: Request | OfHost) -> dict[str, Any]:
     match request:
-        case HostState():
+        case OwnState():
             return {"host": "state"}
         case TakeSnapshot(id_):
             return {"snapshot": "take", "id": id_}
@@ -157,7 +157,7 @@ def decode_own(said: object) -> OwnRequest | None:
 def _decode_of_host(said: Mapping[object, object]) -> OfHost | None:
     match said:
         case {"host": "state"}:
-            return HostState()
+            return OwnState()
         case {"snapshot": str(what), "id": str(id_)} if SNAPSHOT_ID.fullmatch(id_):
             match what, said.get("manifest"):
                 case "take", None:

@@ -1,8 +1,8 @@
 """One host's part of snapshots of all hosts: `mqttd snapshot` runs as a process of its own, whose state is asked for.
 
 Files (`leveldb_store.snapshots.cluster_manifest`) are written by that process and in threads: a disk is not waited for.
-One snapshot is taken at a time. What it consists of stays until the next one, or the end of this process; whoever has
-asked for it collects that.
+One snapshot is taken at a time. What it consists of is known until KEPT others were begun, or this process ends;
+whoever has asked for it collects that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from broker.config.settings import Settings
     from broker.logs import Log
 
-__all__ = ["HostSnapshots"]
+__all__ = ["KEPT", "HostSnapshots"]
 
+KEPT: Final = 8
+"""Snapshots that are known after they were taken, until their manifest comes."""
 _END_SECONDS_MAX: Final = 5.0
 """Time that the process has to remove its files when it is given up."""
 _ERRORS_BYTES_MAX: Final = 4096
@@ -38,7 +40,7 @@ _ROOT: Final = str(Path(broker.__file__).resolve().parents[1])
 
 @dataclass(slots=True)
 class _PartTaken:
-    """The snapshot that was begun last."""
+    """A snapshot that was begun."""
 
     id: str
     path: Path
@@ -60,7 +62,8 @@ class HostSnapshots:
         self._settings = settings
         self._number = number
         self._log = log
-        self._part: _PartTaken | None = None
+        self._parts: dict[str, _PartTaken] = {}
+        """By id, the oldest first."""
 
     async def begin(self, id_: str) -> dict[str, Any]:
         """Begin a snapshot: {"begun": true}, or {"refused": why}."""
@@ -69,11 +72,15 @@ class HostSnapshots:
             return {"refused": "its store is in memory"}
         if settings.cluster.snapshot_dir is None:
             return {"refused": "cluster.snapshot_dir is not configured there"}
-        part = self._part
-        if part is not None and part.running is not None and not part.running.done():
-            return {"refused": f"a snapshot is being taken there: {part.id}"}
+        if id_ in self._parts:
+            return {"refused": "this snapshot was begun there before"}
+        for part in self._parts.values():
+            if part.running is not None and not part.running.done():
+                return {"refused": f"a snapshot is being taken there: {part.id}"}
         path = Path(settings.cluster.snapshot_dir).absolute() / id_ / directory_of(settings.cluster.node_id)
-        self._part = part = _PartTaken(id_, path)
+        part = self._parts[id_] = _PartTaken(id_, path)
+        if len(self._parts) > KEPT:
+            del self._parts[next(iter(self._parts))]
         part.running = asyncio.create_task(self._take(part, settings))
         return {"begun": True}
 
@@ -116,8 +123,8 @@ class HostSnapshots:
 
     def state(self, id_: str) -> dict[str, Any]:
         """Return how far a snapshot is."""
-        part = self._part
-        if part is None or part.id != id_:
+        part = self._parts.get(id_)
+        if part is None:
             return {"state": "failed", "reason": "this snapshot is not known there: its control process was restarted"}
         if part.facts is not None:
             return {"state": "taken", "facts": part.facts}
@@ -127,8 +134,8 @@ class HostSnapshots:
 
     async def end(self, id_: str) -> dict[str, Any]:
         """Give up a snapshot, or remove it again, unless it has a manifest."""
-        part = self._part
-        if part is not None and part.id == id_ and not part.is_kept:
+        part = self._parts.get(id_)
+        if part is not None and not part.is_kept:
             await self._give_up(part)
             if part.facts is not None:
                 part.facts, part.reason = None, "it was given up"
@@ -150,8 +157,8 @@ class HostSnapshots:
 
     async def keep(self, id_: str, manifest: str) -> dict[str, Any]:
         """Write the manifest of all hosts beside this host's part: {"kept": directory}, or {"refused": why}."""
-        part = self._part
-        if part is None or part.id != id_ or part.facts is None:
+        part = self._parts.get(id_)
+        if part is None or part.facts is None:
             return {"refused": "this snapshot was not taken there"}
         try:
             if ClusterManifest.decode(manifest).id != id_:
@@ -166,8 +173,8 @@ class HostSnapshots:
 
     async def close(self) -> None:
         """End the process that runs, if there is one; it removes what it has written."""
-        if self._part is not None:
-            await self._give_up(self._part)
+        for part in self._parts.values():
+            await self._give_up(part)
 
 
 async def _all_of(stream: asyncio.StreamReader | None) -> bytes:

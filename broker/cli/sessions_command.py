@@ -89,10 +89,12 @@ def _sources(cluster: ClusterClient, node: str | None) -> list[_Source]:
     def pages_of(name: str) -> Callable[[int, Paged], Iterator[dict[str, Any]]]:
         return lambda worker, request: cluster.pages(name, worker, request)
 
-    def asking(name: str) -> Callable[[int, DeleteSession], dict[str, Any]]:
+    def deleting_on(name: str) -> Callable[[int, DeleteSession], dict[str, Any]]:
         return lambda worker, request: cluster.ask(name, worker, request)
 
-    return [_Source(each.node, each.workers, pages_of(each.node), asking(each.node)) for each in cluster.hosts(node)]
+    return [
+        _Source(each.node, each.workers, pages_of(each.node), deleting_on(each.node)) for each in cluster.hosts(node)
+    ]
 
 
 def _done(given: argparse.Namespace, cluster: ClusterClient, sources: list[_Source]) -> int:

@@ -370,22 +370,37 @@ def test_hosts_that_share_a_directory(hosts: Hosts, tmp_path: Path) -> None:
     assert [part.node for part in manifest.hosts] == ["n0", "n1"]
 
 
+def process_of_snapshot(host: ClusteredHost) -> int:
+    """Return the process in which a host takes its part of a snapshot; 0: there is none."""
+    for pid in host.processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"--of-cluster" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return 0
+
+
+def stopped_process_of_snapshot(host: ClusteredHost) -> int:
+    """Wait until a host takes its part, and stop it."""
+    wait_until(lambda: process_of_snapshot(host), SECONDS, "it has begun")
+    pid = process_of_snapshot(host)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
 @TWO
 def test_an_interrupted_snapshot_leaves_nothing(hosts: Hosts, tmp_path: Path) -> None:
-    """SIGINT while a host is asked how far it is: all hosts remove what they have written."""
-    with stopped(*hosts[1].worker_pids().values()):  # it makes no difference: the stores are read by another process
-        with command("snapshot", "--data-dir", stores(hosts[0])) as running:
-            folders = [tmp_path / f"snapshots of {host.node}" for host in hosts]
-            wait_until(lambda: all(folder.exists() for folder in folders), SECONDS, "they have begun")
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=SECONDS)
-    if running.returncode == 0:  # it was faster
-        assert out.startswith("snapshot ")
-        return
+    """SIGINT while one host hangs and the other one is done: both remove what they have written."""
+    with command("snapshot", "--data-dir", stores(hosts[0])) as running:
+        stopped_process_of_snapshot(hosts[1])
+        wait_until(lambda: hosts[0].logged("host_snapshot_taken"), SECONDS, "the other one is done")
+        assert mqttd("snapshot", "--data-dir", stores(hosts[0])).status == MISSING  # one at a time
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=SECONDS)
     assert running.returncode == 130, err
     assert err.endswith("interrupted; hosts that answer have removed all new files\n")
-    for host in hosts:
-        assert list((tmp_path / f"snapshots of {host.node}").iterdir()) == []
+    wait_until(lambda: not process_of_snapshot(hosts[1]), SECONDS, "its process has ended")
+    kept = [each.name for host in hosts for each in (tmp_path / f"snapshots of {host.node}").glob("*/host-*")]
+    assert kept == ["host-n0"]  # of the second command
     assert run("snapshot", hosts[0]).status == 0
 
 
@@ -394,13 +409,14 @@ def test_a_control_process_dies_while_it_takes_one(hosts: Hosts, tmp_path: Path)
     """The process that it has started ends with it, and removes what it has written; its host is missing."""
     here, there = hosts
     with command("snapshot", "--data-dir", stores(here), "--json") as running:
-        wait_until((tmp_path / "snapshots of n1").exists, SECONDS, "it has begun")
+        pid = stopped_process_of_snapshot(there)
         os.kill(there.control_pid(), signal.SIGKILL)
         out, err = running.communicate(timeout=SECONDS)
-    manifest = json.loads(out)
-    if running.returncode == 0:  # it was faster
-        assert len(manifest["hosts"]) == 2
-        return
     assert running.returncode == MISSING, err
-    assert "n1" in [each["node"] for each in manifest["missing"]]
+    manifest = json.loads(out)
+    assert [each["node"] for each in manifest["missing"]] == ["n1"]
+    assert [part["node"] for part in manifest["hosts"]] == ["n0"]
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not process_of_snapshot(there), SECONDS, "its process has ended")
+    assert not list((tmp_path / "snapshots of n1").glob("*/host-*"))
     wait_until(lambda: run("snapshot", here).status == 0, SECONDS, "its successor takes one")

@@ -67,7 +67,9 @@ def test_names(name: str) -> None:
 
 
 def test_the_last_port() -> None:
-    assert loaded(mesh_listen="tcp://a:65534").cluster.listen == "tcp://a:65534"
+    assert loaded(mesh_listen="tcp://a:65533").cluster.listen == "tcp://a:65533"  # two workers, and the control process
+    with pytest.raises(ConfigError, match="and one more"):
+        loaded(mesh_listen="tcp://a:65534")
 
 
 @pytest.mark.parametrize("address", ["", "a", "[::1]:1883", "a" * 255])
