@@ -386,6 +386,7 @@ def test_addresses_for_clients(address: str) -> None:
 def test_a_record_without_an_address_for_clients() -> None:
     """Of a host that does not know of them."""
     assert HostRecord.decode("n1", OWN.encode().replace(b',"client_address":""', b"")) == OWN
+    assert HostRecord.decode("n1", OWN.encode().replace(b',"question_versions":[0,0]', b"")) == OWN
 
 
 BAD = {
@@ -399,6 +400,8 @@ BAD = {
     "an address without a port": OWN.encode().replace(b":7000", b""),
     "an unknown state": OWN.encode().replace(b"joining", b"sleeping"),
     "a short key": OWN.encode().replace(b"a" * 40, b"a" * 39),
+    "one version of questions": OWN.encode().replace(b'"question_versions":[0,0]', b'"question_versions":[1]'),
+    "a version of questions beyond": OWN.encode().replace(b'"question_versions":[0,0]', b'"question_versions":[1,256]'),
     "an address for clients of two words": OWN.encode().replace(b'"client_address":""', b'"client_address":"a b"'),
     "a long address for clients": OWN.encode().replace(b'"client_address":""', b'"client_address":"%s"' % (b"a" * 256)),
     "one version": OWN.encode().replace(b"[1,2]", b"[1]"),
@@ -425,6 +428,7 @@ def test_a_record_over_its_way_and_back() -> None:
         OWN,
         replace(OWN, workers=1 << 16, incarnation=(1 << 63) - 1, connections_max=0, link_versions=(1, 255)),
         replace(OWN, address="tcp://[::1]:65535", state=HostState.DRAINING),
+        replace(OWN, question_versions=(1, 255)),
     ):
         assert HostRecord.decode("n1", each.encode()) == each
     longest = OWN.encode()[:-1] + b" " * (RECORD_BYTES_MAX - len(OWN.encode())) + b"}"
