@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,7 @@ class HostSnapshots:
         if len(self._parts) > KEPT:
             del self._parts[next(iter(self._parts))]
         part.running = asyncio.create_task(self._take(part, settings))
+        part.running.add_done_callback(self._has_ended)
         return {"begun": True}
 
     async def _take(self, part: _PartTaken, settings: Settings) -> None:
@@ -89,6 +91,7 @@ class HostSnapshots:
         facts = ClusterFacts(cluster.name, cluster.node_id, self._number(), part.id)
         said = {"name": facts.name, "node": facts.node, "number": facts.number, "id": facts.id, "parent": os.getpid()}
         paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        reason = ""
         try:
             part.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "broker", "snapshot", "--data-dir", settings.data_dir),
@@ -99,22 +102,21 @@ class HostSnapshots:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
             out, _ = await asyncio.gather(_all_of(part.process.stdout), self._listen(part, part.process.stderr))
-            status = await part.process.wait()
+            if status := await part.process.wait():
+                reason = _last_line(part.said) or f"its process has ended with status {status}"
         except OSError as error:
-            part.reason = f"it cannot be begun: {error.strerror or error}"
-        else:
-            self._settle(part, status, out)
-        if part.facts is None:
-            self._log.error("host_snapshot_failed", snapshot=part.id, reason=part.reason)
+            reason = f"it cannot be begun: {error.strerror or error}"
+        if reason:
+            self._log.error("host_snapshot_failed", snapshot=part.id, reason=reason)
             await asyncio.to_thread(_removed, part.path)  # a process that was killed has left something
+            part.reason = reason
         else:
             self._log.info("host_snapshot_taken", snapshot=part.id, path=str(part.path))
-
-    def _settle(self, part: _PartTaken, status: int, out: bytes) -> None:
-        if status == 0:
             part.facts = json.loads(out)
-        else:
-            part.reason = _last_line(part.said) or f"its process has ended with status {status}"
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("host_question_failed", traceback="".join(traceback.format_exception(error)))
 
     async def _listen(self, part: _PartTaken, errors: asyncio.StreamReader | None) -> None:
         assert errors is not None
@@ -130,6 +132,8 @@ class HostSnapshots:
             return {"state": "taken", "facts": part.facts}
         if part.reason:
             return {"state": "failed", "reason": part.reason}
+        if part.running is not None and part.running.done():
+            return {"state": "failed", "reason": "an internal error: the log there has the details"}
         return {"state": "running", "progress": _last_line(part.said)}
 
     async def end(self, id_: str) -> dict[str, Any]:

@@ -84,7 +84,8 @@ class SnapshotStore:
 def find(paths: str, *, partial: str = "refuse") -> list[Snapshot]:
     """Find snapshots by `paths`: directories with commas between them, each a snapshot, or a directory with some in it,
     or a pattern (glob) of such. Each once, by its path. Raises SnapshotError: none is found, one is damaged, or one of
-    all hosts lacks some of them; `partial`: "skip" for such, which may be about to be copied there.
+    all hosts lacks some of them; `partial`: "skip" leaves such out, which may be about to be copied there, and then
+    there may be none.
     """
     found: dict[Path, Snapshot] = {}
     for text in filter(None, (each.strip() for each in paths.split(","))):
@@ -94,7 +95,7 @@ def find(paths: str, *, partial: str = "refuse") -> list[Snapshot]:
         for each in named:
             for directory in _below(Path(each).absolute(), partial):
                 found[directory] = Snapshot(directory, read_manifest(directory))
-    if not found:
+    if not found and partial != "skip":
         raise SnapshotError("no snapshot is named")
     return [found[directory] for directory in sorted(found)]
 

@@ -170,6 +170,22 @@ def test_a_host_dies(hosts: Hosts) -> None:
         assert said.err.startswith("mqttd: the control process of this host does not answer")
 
 
+@TWO
+def test_without_etcd(hosts: Hosts, tmp_path: Path) -> None:
+    """Hosts go on with what they know of each other: commands show all of them."""
+    here, there = hosts
+    lasting(there, "there").disconnect()
+    hosts.etcd.freeze()
+    try:
+        said = run("sessions list", here, "--json")
+        assert (said.status, [row["client"] for row in rows(said)]) == (0, ["there"])
+        taken = run("snapshot", here, "--json")
+        assert taken.status == 0, taken
+        assert sorted(each.name for each in tmp_path.glob("snapshots of *")) == ["snapshots of n0", "snapshots of n1"]
+    finally:
+        hosts.etcd.thaw()
+
+
 def test_a_host_alone_has_no_column() -> None:
     """Without a cluster nothing changes, and `--node` has no meaning."""
     with CountedBroker(1, environment={"MQTTD_STORE": "leveldb"}) as alone:

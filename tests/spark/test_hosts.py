@@ -156,6 +156,7 @@ def test_a_host_whose_part_was_not_copied(snapshots: Path) -> None:
     with pytest.raises(SnapshotError, match="snapshot of host b is not here: copy /snapshots/host-b of that host"):
         find(str(snapshots))
     assert [each.node for each in find(str(snapshots / "one" / "host-a"))] == ["a"]
+    assert find(str(snapshots), partial="skip") == []
     snapshot_of(snapshots / "alone", [[session("c", 0)]])
     assert [each.node for each in find(str(snapshots), partial="skip")] == [None]
     for text, why in [("[]", "damaged"), ("{}", "damaged"), ('{"format": 2}', "has format 2"), ("{", "damaged")]:
