@@ -127,7 +127,7 @@ def test_one_session_wherever_it_is(hosts: Hosts) -> None:
 
 @TWO
 def test_a_host_that_does_not_answer_is_named(hosts: Hosts) -> None:
-    """Its control process is stopped, then a worker: what the others have is printed, and nobody waits for long."""
+    """Its control process is stopped: what the others have is printed, and nobody waits for long."""
     here, there = hosts
     lasting(here, "here").disconnect()
     lasting(there, "there").disconnect()
@@ -141,12 +141,7 @@ def test_a_host_that_does_not_answer_is_named(hosts: Hosts) -> None:
         shown = run("sessions show", here, "there")
         assert shown.status == MISSING
         assert shown.err.startswith("mqttd: there is no session of 'there'\nmqttd: host n1 ")
-    wait_until(lambda: run("sessions list", here).status == 0, SECONDS, "it is back")
-    with stopped(there.worker_pids()[1]):
-        said = run("sessions list", here, "--json")
-        assert said.status == MISSING
-        assert said.err == "mqttd: host n1: worker 1 has not answered in 6 s\n"
-    assert run("sessions list", here).status == 0
+    wait_until(lambda: len(rows(run("sessions list", here, "--json"))) == 2, SECONDS, "it is back")
 
 
 @TWO
@@ -259,8 +254,8 @@ def test_events_of_all_hosts_in_order_of_time(hosts: Hosts) -> None:
 
 
 @TWO
-def test_events_without_a_host_that_is_stopped(hosts: Hosts) -> None:
-    """The others' events are printed, and the status says that some are missing."""
+def test_workers_of_a_host_are_stopped(hosts: Hosts) -> None:
+    """What the others have is printed, and the status says that some are missing."""
     here, there = hosts
     here.client("here").disconnect()
     wait_until(lambda: "here" in run("events", here).out, SECONDS, "events are on the disk")
@@ -269,6 +264,9 @@ def test_events_without_a_host_that_is_stopped(hosts: Hosts) -> None:
         assert said.status == MISSING
         assert "client=here" in said.out
         assert said.err == "mqttd: host n1: worker 0 has not answered in 6 s\n"
+        said = run("sessions list", here, "--json")
+        assert said.status == MISSING
+        assert said.err.startswith("mqttd: host n1: worker 0 ")  # by now the supervisor may have killed it, which hangs
 
 
 # ---------------------------------------------------------------- snapshot
