@@ -23,7 +23,7 @@ from broker.worker.owning import TAKEN, Owning
 from broker.worker.session_parts import LAST, PAGE, STATE, PartHead, SessionTerms
 from tests.moving_pair import Line
 from tests.sansio import START_MS, Host, Peer
-from tests.wire import connect
+from tests.wire import Will, connect
 
 __all__ = ["HERE", "OTHER", "THERE", "OwningHost", "owning"]
 
@@ -57,7 +57,9 @@ class OwningHost:
             node.context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, worker_end, others,
         )  # fmt: skip
-        node.open_through(self.owning, self.owning.draining.report, self.owning.looks.find)
+        node.open_through(
+            self.owning, self.owning.draining.report, self.owning.looks.find, self.owning.moving_clients.take
+        )
         self.asked: list[OwnerRequest] = []
         self._lease = 1
 
@@ -84,13 +86,15 @@ class OwningHost:
         self.told_hosts.append((number, kind))
         return True
 
-    def connects(self, client_id: str, clean: bool = True, expiry: int = 0, version: int = 5) -> Peer:
+    def connects(
+        self, client_id: str, clean: bool = True, expiry: int = 0, version: int = 5, will: Will | None = None
+    ) -> Peer:
         """Return a client that has sent CONNECT."""
         peer = self.host.open(version)
         peer.client_id = client_id
         peer.conn.fd = self._control.fileno()  # it is open; what it is sent is taken from its outbox
         properties = {"session_expiry_interval": expiry} if version == 5 else {}
-        peer.send(connect(version, client_id, clean=clean, properties=properties))
+        peer.send(connect(version, client_id, clean=clean, properties=properties, will=will))
         self.host.settle()
         return peer
 

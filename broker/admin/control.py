@@ -27,7 +27,6 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -93,18 +92,18 @@ class Control:
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp log there
         self._broker = "starting"
         self._asking = Workers(channel.tell)
-        self._answers: HostAnswers | None = None
-        self._cluster: ClusterHost | None = None
-        rows = self._rows = [Row(row) for row in channel.rows]
-        if channel.settings.cluster.is_on:
-            self._answers = _answers(self._asking, rows, channel, self.log)
-            self._cluster = self._answers.cluster = _cluster(channel, self.log, self._answers)
         self._answered: set[asyncio.Task[None]] = set()
         """Requests that wait for other hosts; the supervisor bounds their number."""
         self._joins: asyncio.Task[None] | None = None
         self._asked: dict[int, asyncio.Task[dict[str, Any]]] = {}
         """By worker: a request for store statistics in progress, shared by all clients that ask meanwhile."""
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
+        rows = self._rows = [Row(row) for row in channel.rows]
+        self._cluster: ClusterHost | None = None
+        self._answers: HostAnswers | None = None
+        if channel.settings.cluster.is_on:
+            parts = importlib.import_module("broker.admin.cluster_parts")  # only a clustered host loads it
+            self._cluster, self._answers = parts.cluster_parts(channel, self._asking, rows, self._pids, self.log)
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._heartbeats = Heartbeats(beats, time.monotonic())
@@ -226,7 +225,12 @@ class Control:
         except ConfigError as error:  # the supervisor found no error: the password file has changed since
             return str(error)
         self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
+        if self._cluster is not None:
+            self._cluster.reloaded(new.cluster)
         return None
+
+    def _pids(self) -> list[int]:
+        return [worker["pid"] or 0 for worker in self._workers]
 
     # ------------------------------------------------------------ answers
 
@@ -240,6 +244,7 @@ class Control:
                 for worker, age in zip(self._workers, ages, strict=True)
             ],
             self._cluster.links() if self._cluster is not None else None,
+            self._cluster.leadership_counts() if self._cluster is not None else None,
         )
 
     def _report(self) -> tuple[dict[str, Any], bool]:
@@ -345,40 +350,6 @@ class Control:
         except Exception:  # noqa: BLE001 (an internal error: this request fails, the others do not)
             self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
-
-
-def _answers(asking: Workers, rows: list[Row], channel: ControlChannel, log: Log) -> HostAnswers:
-    # here for the same reason as below
-    answers = importlib.import_module("broker.admin.host_answers")
-    snapshots = importlib.import_module("broker.admin.host_snapshots")
-    taking = snapshots.HostSnapshots(lambda: channel.settings, lambda: made.cluster.number, log)
-    made: HostAnswers = answers.HostAnswers(asking, rows, taking)
-    return made
-
-
-def _cluster(channel: ControlChannel, log: Log, answers: HostAnswers) -> ClusterHost:
-    settings = channel.settings.cluster
-    # here, because only a clustered host needs them, and a process that has used gRPC must not fork
-    host, etcd = importlib.import_module("broker.cluster.host"), importlib.import_module("broker.cluster.etcd")
-    paths = (settings.etcd_ca, settings.etcd_certificate, settings.etcd_key)
-    password = ""
-    if settings.etcd_password_file is not None:
-        password = Path(settings.etcd_password_file).read_text("utf-8").rstrip("\n")
-    ca, certificate, key = (None if path is None else Path(path) for path in paths)
-    address = etcd.EtcdAddress(settings.endpoints, settings.etcd_user, password, ca, certificate, key)
-    cluster: ClusterHost = host.ClusterHost(
-        etcd.Etcd(address),
-        settings,
-        channel.identity,
-        channel.workers,
-        channel.settings.store != "memory",
-        log,
-        channel.tell,
-        channel.owner_sockets,
-        answers.answer,
-        drains=bool(channel.hosts.get("drains")),
-    )
-    return cluster
 
 
 def _store(row: Row) -> str:

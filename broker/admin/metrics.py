@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -20,6 +20,9 @@ from broker.admin import sys_topics
 from broker.config.limits import Limits
 from pyx.core import counters
 from pyx.core.counters import Row
+
+if TYPE_CHECKING:
+    from broker.cluster.leadership import LeadershipCounts
 
 __all__ = ["BrokerState", "Rows", "connected", "families", "markdown"]
 
@@ -48,12 +51,13 @@ class WorkerState(NamedTuple):
 
 class BrokerState(NamedTuple):
     """State of the broker that is not in the rows. host_links: by other host of the cluster, how many of the workers
-    are linked with it; None: there is no cluster.
+    are linked with it; leadership: what is counted about who leads it; None: there is no cluster.
     """
 
     uptime_seconds: float
     workers: Sequence[WorkerState]
     host_links: Mapping[str, int] | None = None
+    leadership: LeadershipCounts | None = None
 
 
 #: counter -> its exported name and meaning; others are `mqttd_<counter>`, with a text of _HELP if there is
@@ -168,7 +172,7 @@ _HELP: dict[str, str] = {
     "moves_refused": "Sessions that did not come from other hosts because too many were coming at the same time.",
     "owner_requests": "Requests of clients for the owner of a client id (`$mqttd/owner`).",
     "owner_requests_refused": "Of these those that were not answered, or with an error.",
-    "clients_sent_away": "Connections closed because this host drains.",
+    "clients_sent_away": "Connections closed because this host drains, or has more than its share of the clients.",
     "sessions_offered": "Sessions offered to other hosts because this host drains, each as often as it was offered.",
     "members_sent_away": "Connections closed because this host had more members of a share group than others "
     "(`shared.spread`).",
@@ -250,6 +254,21 @@ _BROKER: tuple[Family, ...] = (
         "In a cluster: workers of this host that are linked with another host, by that; less than all of them: it is "
         "away, or its links are.",
         ("host",),
+    ),
+    Family("mqttd_cluster_leader", "gauge", "In a cluster: 1: the control process of this host leads it.", ()),
+    Family(
+        "mqttd_cluster_leader_changes",
+        "counter",
+        "Terms of leaders that this host has seen begin; from 0 after a restart of its control process.",
+        (),
+    ),
+    Family("mqttd_cluster_plans", "counter", "Plans to spread clients that this host has made as the leader.", ()),
+    Family(
+        "mqttd_cluster_reaped",
+        "counter",
+        "Records in etcd that this host has taken away as the leader, because they belong to nothing: `owners` of "
+        "client ids, `numbers` of hosts.",
+        ("kind",),
     ),
 )
 
@@ -351,7 +370,7 @@ class Rows(Collector):
 
     def _broker(self) -> Iterator[Metric]:
         state = self._state()
-        build, uptime, up, restarts, age, host_links = _BROKER
+        build, uptime, up, restarts, age, host_links, *of_leader = _BROKER
         workers = [((str(i),), worker) for i, worker in enumerate(state.workers)]
         yield self._made(build, [((broker.__version__,), 1)])
         yield self._made(uptime, [((), state.uptime_seconds)])
@@ -360,6 +379,13 @@ class Rows(Collector):
         yield self._made(age, [(labels, worker.heartbeat_age_seconds) for labels, worker in workers])
         if state.host_links is not None:
             yield self._made(host_links, [((host,), links) for host, links in sorted(state.host_links.items())])
+        if (counts := state.leadership) is not None:
+            reaped = [(("owners",), counts.owners_reaped), (("numbers",), counts.numbers_reaped)]
+            leader, changes, plans, taken_away = of_leader
+            yield self._made(leader, [((), float(counts.is_leader))])
+            yield self._made(changes, [((), counts.changes)])
+            yield self._made(plans, [((), counts.plans)])
+            yield self._made(taken_away, reaped)
 
     def _made(self, family: Family, samples: Sequence[tuple[tuple[str, ...], float]]) -> Metric:
         metric = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily

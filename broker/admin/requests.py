@@ -13,6 +13,9 @@
                     {"drain": null}                              {"drain": {"on": ..., "connected": N, "sessions": N,
                                                                  "left_behind": N, "coming": N}}, of a worker
     BridgeStates    {"bridges": "states"}                        {"bridges": [{...}]}, the connections of the worker
+    MoveClients     {"move": N, "to": [[address, N], ...], "per_second": N}
+                                                                 {"moving": N}, how many clients the worker will send
+                                                                 away for this plan; none: it does so no longer
     WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
                                                                  (pyx/core/work.pxd)
 
@@ -24,6 +27,7 @@ unknown request, perhaps of another release, is answered {"unknown": true}; a re
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +39,7 @@ __all__ = [
     "Drain",
     "ListEvents",
     "ListSessions",
+    "MoveClients",
     "NoAnswer",
     "Paged",
     "Request",
@@ -108,12 +113,24 @@ class BridgeStates:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveClients:
+    """Asks the worker to send clients to other hosts. plan: its number (`broker.cluster.leadership`). to: addresses of
+    hosts, as clients are told them, each with how many clients; none: the plan is taken back. per_second: how many at
+    most.
+    """
+
+    plan: int
+    to: tuple[tuple[str, int], ...]
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkDone:
     """Asks for the highest cost of each kind of callback."""
 
 
 Paged = ListSessions | ShowSession | ListEvents
-Request = Paged | DeleteSession | StoreStats | Drain | BridgeStates | WorkDone
+Request = Paged | DeleteSession | StoreStats | Drain | BridgeStates | MoveClients | WorkDone
 
 
 def encode(request: Request) -> dict[str, Any]:
@@ -133,6 +150,8 @@ def encode(request: Request) -> dict[str, Any]:
             return {"drain": change}
         case BridgeStates():
             return {"bridges": "states"}
+        case MoveClients(plan, to, per_second):
+            return {"move": plan, "to": [list(each) for each in to], "per_second": per_second}
         case WorkDone():
             return {"work": "highest"}
 
@@ -154,9 +173,24 @@ def decode(said: object) -> Request | None:
             return Drain(change)
         case {"bridges": "states"}:
             return BridgeStates()
+        case {"move": int(plan), "to": list(to), "per_second": int(pace) | float(pace)}:
+            return _move_clients(plan, to, float(pace))
         case {"work": "highest"}:
             return WorkDone()
     return None
+
+
+def _move_clients(plan: int, to: list[Any], per_second: float) -> MoveClients | None:
+    places: list[tuple[str, int]] = []
+    if not 0 <= plan < _AT_END or not 0 <= per_second < math.inf:
+        return None
+    for each in to:
+        match each:
+            case [str(address), int(count)] if address and count > 0:
+                places.append((address, count))
+            case _:
+                return None
+    return MoveClients(plan, tuple(places), per_second)
 
 
 def understood(worker: int, answer: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,12 @@ _COLUMNS = (
     ("sent", "mqtt_messages_sent_total"),
     ("dropped", "mqtt_messages_dropped_total"),
 )
+_ADVICE = {
+    "add": "one more is needed",
+    "drain": "one can be drained,",
+    "fine": "as many as needed",
+    "unknown": "not known",
+}
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -156,7 +162,22 @@ def _hosts(cluster: dict[str, Any], workers: int) -> list[str]:
         rows.append((each["node"], each["state"], linked, *counts, each["release"], each["address"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = ["  ".join(text.ljust(widths[n]) for n, text in enumerate(row)).rstrip() for row in rows]
-    return [f"cluster: {cluster['node']}, {cluster['state']}{member}", *cells]
+    return [f"cluster: {cluster['node']}, {cluster['state']}{member}", *cells, *_leadership(cluster)]
+
+
+def _leadership(cluster: dict[str, Any]) -> list[str]:
+    """Return the lines about who leads the cluster, and what it says."""
+    leader, advice = cluster.get("leader"), cluster.get("advice")
+    if leader is None:  # a control process of an earlier release
+        return []
+    lines = [f"leader: {leader['node'] or 'none'}"]
+    if advice is not None:
+        host = f" {advice['host']}" if advice["host"] else ""
+        lines.append(f"hosts: {_ADVICE.get(advice['verdict'], advice['verdict'])}{host}: {advice['reason']}")
+    moving = sum(sum(each.values()) for each in cluster["rebalance"]["moves"].values())
+    if moving:
+        lines.append(f"spreading clients: {moving} are to be moved")
+    return lines
 
 
 def _span(seconds: float) -> str:

@@ -135,6 +135,11 @@ class Coordination(Protocol):
     async def read_all(self, prefix: bytes) -> View:
         """Return all keys that begin with a prefix of at least one byte, of one revision, however many they are."""
 
+    async def read_page(self, prefix: bytes, after: bytes, limit: int) -> View:
+        """Return the first `limit` keys (1 or more) that begin with a prefix of at least one byte and come behind the
+        key `after`, as they are now; b"": the first of all. Fewer than `limit`: there are no more.
+        """
+
     async def transact(self, conditions: Sequence[KeyCondition], operations: Sequence[Put | Delete]) -> Outcome:
         """Do all operations if every condition holds, else none. Never tried again here. Each key may be named by one
         operation at most. Raises ValueError beyond OPERATIONS_MAX of either, LeaseEnded if a lease to bind to is over.

@@ -230,6 +230,14 @@ class Etcd:
                 return View(revision, entries)
             begin = entries[-1].key + b"\0"
 
+    async def read_page(self, prefix: bytes, after: bytes, limit: int) -> View:
+        """Implements Coordination."""
+        if not prefix or limit < 1:
+            raise ValueError("a page has a prefix of at least one byte, and at least one key")
+        begin = after + b"\0" if after else prefix
+        answer = await self._range(etcdrpc.RangeRequest(key=begin, range_end=_end_of(prefix), limit=limit))
+        return View(answer.header.revision, [_entry(each) for each in answer.kvs])
+
     async def _range(self, request: Any) -> Any:
         return await self._anywhere(
             lambda endpoint, metadata: endpoint.kv.Range(request, timeout=CALL_SECONDS, metadata=metadata)

@@ -21,14 +21,17 @@ from broker.cluster.contract import Coordination, CoordinationError
 from broker.cluster.host_channel import NEWEST, OLDEST, Answerer, HostChannel
 from broker.cluster.host_numbers import keep_number, number_of_host
 from broker.cluster.host_record import HostRecord, HostState, MalformedHostRecord
+from broker.cluster.leadership import Leadership, LeadershipCounts, SendAway
 from broker.cluster.membership import HostMembership
 from broker.cluster.owner_messages import Standing
 from broker.cluster.owner_requests import OwnerRequests
 from broker.cluster.ownership import Ownership
+from broker.cluster.reaping import mark_in_memory
 from zmq_mesh.curve import KeyPair, new_keys
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION
 
 if TYPE_CHECKING:
+    from broker.cluster.host_load import HostLoad
     from broker.config.cluster import Cluster
     from broker.logs import Log
 
@@ -85,7 +88,8 @@ def _write(file: Path, content: bytes) -> None:
 class ClusterHost:
     """Implements `broker.cluster.membership.MembershipEvents`. `keeps`: its sessions are on disk. `tell`: sends the
     supervisor an event. `worker_sockets`: one for each worker, over which it asks for owners of client ids. `answer`:
-    answers what other hosts ask. `drains`: it has been draining when the former control process ended.
+    answers what other hosts ask. `measure`: returns the load of this host. `send_away`: lets the workers do so.
+    `drains`: it has been draining when the former control process ended.
     """
 
     def __init__(
@@ -99,6 +103,8 @@ class ClusterHost:
         tell: Callable[..., None],
         worker_sockets: Sequence[socket.socket],
         answer: Answerer,
+        measure: Callable[[], HostLoad],
+        send_away: SendAway,
         drains: bool = False,
     ) -> None:
         self._coordination = coordination
@@ -122,6 +128,9 @@ class ClusterHost:
         self._owner_requests = OwnerRequests(self._ownership, self._standing, worker_sockets, log)
         self.channel = HostChannel(identity.keys, settings.listen, workers, answer, log)
         """To the control processes of the other hosts."""
+        self._leadership = Leadership(
+            coordination, settings, lambda: self.hosts, self._lease, lambda: self.is_proven, measure, send_away, log
+        )
         self.state = HostState.DRAINING if drains else HostState.JOINING
         """Of this host, as the others are told."""
 
@@ -202,6 +211,14 @@ class ClusterHost:
             if each.state is HostState.READY and each.number != self._number
         ]
 
+    def reloaded(self, settings: Cluster) -> None:
+        """Take settings that may change while the host runs."""
+        self._leadership.settings = settings
+
+    def leadership_counts(self) -> LeadershipCounts:
+        """Return what is counted about the leadership of the cluster."""
+        return self._leadership.counts()
+
     def links(self) -> dict[str, int]:
         """Return by other host how many of the workers are linked with it."""
         others = {*self.hosts, *chain.from_iterable(self._linked_hosts)} - {self._settings.node_id}
@@ -214,6 +231,7 @@ class ClusterHost:
             "node": self._settings.node_id,
             "state": self.state.value,
             "member": self.is_proven,
+            **self._leadership.report(),
             "hosts": [
                 {
                     "node": node,
@@ -256,7 +274,9 @@ class ClusterHost:
         )
         self._membership = HostMembership(self._coordination, self._settings.name, own, self)
         self._membership.set_state(self.state)
-        await self._membership.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._membership.run())
+            group.create_task(self._leadership.run())
 
     async def close(self) -> None:
         """Close the connection. The host stays a member until its lease ends: it may be back before that."""
@@ -319,6 +339,8 @@ class ClusterHost:
                 kept = await keep_number(
                     self._coordination, self._settings.name, self._identity.installation, self._number
                 )
+                if not self._keeps:
+                    await mark_in_memory(self._coordination, self._settings.name, self._identity.installation)
             except CoordinationError:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue

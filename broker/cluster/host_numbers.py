@@ -11,7 +11,7 @@ from typing import Final
 from broker.cluster.contract import Coordination, CoordinationError, KeyCondition, Put
 from pyx.core.peer import HOSTS_MAX, OWN_HOST
 
-__all__ = ["NoNumberLeft", "keep_number", "number_of_host"]
+__all__ = ["NoNumberLeft", "keep_number", "keys_of_number", "number_of_host", "prefix_of_numbers"]
 
 _DIGITS: Final = len(str(HOSTS_MAX))
 
@@ -25,7 +25,7 @@ async def number_of_host(coordination: Coordination, cluster: str, installation:
 
     Raises CoordinationError; then it may have been given one all the same, which the next call returns.
     """
-    by_number, by_installation = _keys(cluster, installation)
+    by_number, by_installation = prefix_of_numbers(cluster), keys_of_number(cluster, installation, 0)[1]
     while True:
         found = await coordination.read(by_installation)
         if found is not None:
@@ -44,7 +44,7 @@ async def keep_number(coordination: Coordination, cluster: str, installation: st
     """Write the number of an installation again if the coordinator has lost it. Return whether it has it still: if not,
     another installation was given the number meanwhile, or it another number. Raises CoordinationError.
     """
-    _, by_installation = _keys(cluster, installation)
+    by_installation = keys_of_number(cluster, installation, 0)[1]
     found = await coordination.read(by_installation)
     if found is None:
         await _give(coordination, cluster, installation, number)
@@ -52,15 +52,20 @@ async def keep_number(coordination: Coordination, cluster: str, installation: st
     return found is not None and int(found.value) == number
 
 
-def _keys(cluster: str, installation: str) -> tuple[bytes, bytes]:
-    """Return the prefix of the numbers that were given, and the key of an installation's."""
-    return f"/mqttd/{cluster}/numbers/".encode(), f"/mqttd/{cluster}/installations/{installation}".encode()
+def prefix_of_numbers(cluster: str) -> bytes:
+    """Return the prefix of the numbers that were given."""
+    return f"/mqttd/{cluster}/numbers/".encode()
+
+
+def keys_of_number(cluster: str, installation: str, number: int) -> tuple[bytes, bytes]:
+    """Return the key of a number that was given, and the key of an installation's."""
+    by_number = prefix_of_numbers(cluster) + f"{number:0{_DIGITS}d}".encode()
+    return by_number, f"/mqttd/{cluster}/installations/{installation}".encode()
 
 
 async def _give(coordination: Coordination, cluster: str, installation: str, number: int) -> None:
     """Give an installation a number, if neither is taken."""
-    by_number, by_installation = _keys(cluster, installation)
-    key = by_number + f"{number:0{_DIGITS}d}".encode()
+    key, by_installation = keys_of_number(cluster, installation, number)
     await coordination.transact(
         [KeyCondition(key, 0), KeyCondition(by_installation, 0)],
         [Put(key, installation.encode()), Put(by_installation, str(number).encode())],

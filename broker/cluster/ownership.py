@@ -28,7 +28,7 @@ from broker.cluster.contract import (
     Put,
 )
 
-__all__ = ["KEPT_BYTES_MAX", "TRANSACTIONS_PER_SECOND_MAX", "Owner", "Ownership"]
+__all__ = ["KEPT_BYTES_MAX", "TRANSACTIONS_PER_SECOND_MAX", "Owner", "Ownership", "prefix_of_owners"]
 
 TRANSACTIONS_PER_SECOND_MAX: Final = 900
 """Of all hosts together."""
@@ -69,7 +69,7 @@ class Ownership:
 
     def __init__(self, coordination: Coordination, cluster: str, node: str, lease: Callable[[], int]) -> None:
         self._coordination = coordination
-        self._prefix = f"/mqttd/{cluster}/owners/".encode()
+        self._prefix = prefix_of_owners(cluster)
         self._node = node
         self._record = node.encode()
         self._lease = lease
@@ -241,6 +241,11 @@ class Ownership:
             for answer in each.answers:
                 if not answer.done():
                     answer.set_exception(error)
+
+
+def prefix_of_owners(cluster: str) -> bytes:
+    """Return the prefix of the records of all owners."""
+    return f"/mqttd/{cluster}/owners/".encode()
 
 
 def _owner(entry: Entry | None) -> Owner:

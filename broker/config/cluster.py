@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -69,6 +69,12 @@ class Cluster(BaseModel):
         ge=1,
         le=1_000_000,
         description="Clients and sessions that a host which drains (`mqttd drain`) sends to other hosts, in a second.",
+    )
+    rebalance: Literal["off", "on"] = Field(
+        default="off",
+        description="Whether hosts that have more than their share of the clients send some to others, as the leader "
+        "of the cluster plans: see [cluster](../cluster.md#spreading-clients). To be set alike on all hosts; they need "
+        "`client_address`",
     )
     unproven_seconds_max: int = Field(
         default=300,

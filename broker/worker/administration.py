@@ -20,6 +20,7 @@ from broker.admin.requests import (
     Drain,
     ListEvents,
     ListSessions,
+    MoveClients,
     Request,
     ShowSession,
     StoreStats,
@@ -63,6 +64,8 @@ class Administration:
         self._closing = closing
         self.drain_report: Callable[[], dict[str, Any]] | None = None
         """Returns what is left of a host that drains; None: it is in no cluster."""
+        self.move_clients: Callable[[MoveClients], int] | None = None
+        """Sends clients to other hosts (`broker.worker.moving_clients`); None: it is in no cluster."""
         self.bridges_report: Callable[[], list[dict[str, Any]]] = list
         """Returns the state of each connection of a bridge."""
         self._lists: dict[int, list[str]] = {}  # oldest first
@@ -92,6 +95,8 @@ class Administration:
                 answer({"store": self._store()})
             case Drain(None) if self.drain_report is not None:
                 answer({"drain": self.drain_report()})
+            case MoveClients() if self.move_clients is not None:
+                answer({"moving": self.move_clients(request)})
             case BridgeStates():
                 answer({"bridges": self.bridges_report()})
             case WorkDone() if work.COUNTED:

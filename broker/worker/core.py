@@ -52,6 +52,7 @@ from pyx.core.peer import Peer
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from broker.admin.requests import MoveClients
     from broker.clients.authenticating import ConnectionOpener
     from broker.config.settings import Settings
     from broker.logs import Log
@@ -177,12 +178,14 @@ class Node:
         opener: ConnectionOpener,
         drain_report: Callable[[], dict[str, Any]] | None = None,
         find: OwnerFinder | None = None,
+        move_clients: Callable[[MoveClients], int] | None = None,
     ) -> None:
-        """Let somebody decide about clients that are authenticated, who passes them to `connecting`. drain_report: see
-        `Administration`; find: see `ClientRequests`.
+        """Let somebody decide about clients that are authenticated, who passes them to `connecting`. drain_report,
+        move_clients: see `Administration`; find: see `ClientRequests`.
         """
         self.authenticating.opener = opener
         self.administration.drain_report = drain_report
+        self.administration.move_clients = move_clients
         self.client_requests.find = find
 
     def reload(self, settings: Settings) -> None:

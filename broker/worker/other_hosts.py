@@ -126,11 +126,11 @@ class OtherHosts:
         messages: SiblingMessages = node.sibling_messages
         messages.of_hosts = self._heard
         assert channel.owner_socket is not None
-        self._owning = Owning(
+        owning = self._owning = Owning(
             context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
             node.state_records, node.recording, channel.owner_socket, self,
         )  # fmt: skip
-        node.open_through(self._owning, self._owning.draining.report, self._owning.looks.find)
+        node.open_through(owning, owning.draining.report, owning.looks.find, owning.moving_clients.take)
         watcher.watch_in_round(channel.owner_socket.fileno(), self._owning.receive)
         self._flushing = Flushing(context, self._senders, self.has_away)
         for kind in (FLUSH, FLUSHED):
@@ -152,7 +152,7 @@ class OtherHosts:
     @property
     def drains(self) -> bool:
         """Whether clients and sessions are sent to other hosts."""
-        return self._owning.draining.is_on
+        return self._owning.draining.is_on or self._owning.moving_clients.left > 0
 
     def _link(self, now: float) -> None:
         """Take the hosts, as soon as it is known what siblings want: others send at once what they have kept, and it

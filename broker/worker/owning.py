@@ -30,6 +30,7 @@ from broker.worker.fetching import Fetched
 from broker.worker.giving import LateOutcome
 from broker.worker.lost_owners import LostOwners
 from broker.worker.moves import SessionMoves
+from broker.worker.moving_clients import MovingClients
 from broker.worker.owner_looks import Look, OwnerLooks
 from broker.worker.owner_questions import OwnerQuestions
 from broker.worker.owner_wait import Fate, OwnerWait, nothing_decided
@@ -104,9 +105,7 @@ class Owning:
         self._lost = LostOwners()
         self.looks = OwnerLooks(self._questions.ask, others)
         self._spare = SpareOwners(context, self._is_needed, lambda releases: self._questions.ask(*releases))
-        self._proving = Proving(
-            context, sessions, self._questions.ask, lambda name: name in self._opening, self._proven
-        )
+        self._proving = Proving(context, sessions, self._questions.ask, self._opening.__contains__, self._proven)
         self.claim_all = self._proving.add_all
         self._proven_at = self._now()
         """When this host surely was a member."""
@@ -120,6 +119,7 @@ class Owning:
             self._moves.is_leaving, self._moves.left_behind, lambda: len(self._opening),
         )  # fmt: skip
         self.spreading = Spreading(context, closing, others)
+        self.moving_clients = MovingClients(context, sessions, closing, self._moves.is_leaving)
         self.host_away = self._moves.host_away
         sessions.when_removed, sessions.when_begun = self._removed, self._begun
 
@@ -328,6 +328,7 @@ class Owning:
         self._spare.tick()
         self.draining.tick(now)
         self.spreading.tick()
+        self.moving_clients.tick(now)
         self._proving.tick(now)
 
     def _proven(self, wait: OwnerWait, epoch: int | None) -> None:

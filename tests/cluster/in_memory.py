@@ -151,6 +151,12 @@ class Connection:
             raise ValueError("a prefix has at least one byte")
         return (await self._reach()).view(prefix)
 
+    async def read_page(self, prefix: bytes, after: bytes, limit: int) -> View:
+        if not prefix or limit < 1:
+            raise ValueError("a page has a prefix of at least one byte, and at least one key")
+        view = (await self._reach()).view(prefix)
+        return View(view.revision, [each for each in view.entries if each.key > after][:limit])
+
     async def transact(self, conditions: Sequence[KeyCondition], operations: Sequence[Put | Delete]) -> Outcome:
         if len(conditions) > OPERATIONS_MAX or len(operations) > OPERATIONS_MAX:
             raise ValueError(f"a transaction has at most {OPERATIONS_MAX} conditions and as many operations")

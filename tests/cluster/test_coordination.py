@@ -125,6 +125,32 @@ def test_all_keys_are_read_however_many(run: Run, prefix: bytes, count: int) -> 
     run(test)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 1000])
+def test_keys_are_read_page_by_page(run: Run, prefix: bytes, limit: int) -> None:
+    """Each page has those of its own time: one that comes meanwhile, behind what was read, is seen."""
+
+    async def test(one: Coordination) -> None:
+        keys = [prefix + each for each in (b"a", b"a\0", b"b", b"\xff")]
+        for each in (*keys, prefix[:-1] + b"+", prefix[:-1] + b"0"):
+            await put(one, each)
+        found: list[bytes] = []
+        while True:
+            page = (await one.read_page(prefix, found[-1] if found else b"", limit)).entries
+            assert len(page) <= limit
+            found += [each.key for each in page]
+            if len(page) < limit:
+                break
+        assert found == keys
+        assert (await one.read_page(prefix, keys[-1], limit)).entries == []
+        await put(one, prefix + b"bb")
+        assert (await one.read_page(prefix, prefix + b"b", limit)).entries[0].key == prefix + b"bb"
+        for wrong in ((b"", 1), (prefix, 0)):
+            with pytest.raises(ValueError, match="a page has"):
+                await one.read_page(wrong[0], b"", wrong[1])
+
+    run(test)
+
+
 def test_a_transaction_is_done_as_a_whole_or_not_at_all(run: Run, prefix: bytes) -> None:
     async def test(one: Coordination) -> None:
         a, b = prefix + b"a", prefix + b"b"

@@ -20,6 +20,7 @@ from broker.admin.requests import (
     Drain,
     ListEvents,
     ListSessions,
+    MoveClients,
     NoAnswer,
     Request,
     ShowSession,
@@ -40,6 +41,12 @@ _REQUESTS: st.SearchStrategy[Request] = st.one_of(
     st.builds(Drain, st.sampled_from(["begin", "end", None])),
     st.just(BridgeStates()),
     st.just(WorkDone()),
+    st.builds(
+        MoveClients,
+        _NUMBERS,
+        st.lists(st.tuples(st.text(min_size=1), st.integers(1, 2**31)), max_size=3).map(tuple),
+        st.floats(0, 1e6),
+    ),
 )
 
 
@@ -63,7 +70,11 @@ def test_their_form_is_what_other_releases_know() -> None:
     "said",
     [None, 0, "store", [], {}, {"sessions": "list"}, {"sessions": "list", "from": "0"}, {"store": "verify"},
      {"sessions": "show", "client": 1, "from": 0}, {"sessions": "drop", "client": "c"}, {"work": 1},
-     {"drain": "now"}, {"drain": 1}, {"drain": True}],
+     {"drain": "now"}, {"drain": 1}, {"drain": True}, {"move": 1, "to": []}, {"move": -1, "to": [], "per_second": 1},
+     {"move": 2**64, "to": [], "per_second": 1}, {"move": 1, "to": [], "per_second": -1},
+     {"move": 1, "to": [], "per_second": float("inf")}, {"move": 1, "to": [], "per_second": float("nan")},
+     {"move": 1, "to": [["", 1]], "per_second": 1}, {"move": 1, "to": [["a", 0]], "per_second": 1},
+     {"move": 1, "to": [["a"]], "per_second": 1}, {"move": 1, "to": ["a"], "per_second": 1}],
 )  # fmt: skip
 def test_what_is_no_request_is_none(said: object) -> None:
     """A request may come from another release."""
@@ -191,6 +202,7 @@ def test_every_request_is_tried_here() -> None:
         "Drain",
         "ListEvents",
         "ListSessions",
+        "MoveClients",
         "ShowSession",
         "StoreStats",
         "WorkDone",
