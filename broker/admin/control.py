@@ -49,6 +49,7 @@ from shards.signals import ignore_with_a_line
 from shards.worker_channel import HEARTBEAT_SECONDS
 
 if TYPE_CHECKING:
+    from broker.admin.cluster_parts import ClusterParts
     from broker.admin.host_answers import HostAnswers
     from broker.cluster.host import ClusterHost
     from shards.worker_channel import ControlChannel
@@ -101,9 +102,11 @@ class Control:
         rows = self._rows = [Row(row) for row in channel.rows]
         self._cluster: ClusterHost | None = None
         self._answers: HostAnswers | None = None
+        self._report_on_peers: Callable[[], dict[str, Any]] | None = None
         if channel.settings.cluster.is_on:
             parts = importlib.import_module("broker.admin.cluster_parts")  # only a clustered host loads it
-            self._cluster, self._answers = parts.cluster_parts(channel, self._asking, rows, self._pids, self.log)
+            made: ClusterParts = parts.cluster_parts(channel, self._asking, rows, self._pids, self.log)
+            self._cluster, self._answers, self._report_on_peers = made
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._heartbeats = Heartbeats(beats, time.monotonic())
@@ -269,6 +272,8 @@ class Control:
         }
         if self._cluster is not None:
             report["cluster"] = self._cluster.report()
+        if self._report_on_peers is not None:
+            report["cluster"]["coordination"] = self._report_on_peers()
         return report, max(supervisor, *ages) <= _HEARTBEAT_SECONDS_MAX
 
     async def _get_health(self, _request: web.Request) -> web.Response:
@@ -302,7 +307,7 @@ class Control:
         except UnicodeEncodeError:
             return _problem(400, "client_id: it is no UTF-8", {})
         except ConnectionError as error:
-            return _problem(503, f"etcd: {error}", {})
+            return _problem(503, f"the owner is not known: {error}", {})
         if owner is None:
             return _problem(404, "no host owns this client id", {})
         return _answer(owner, True)

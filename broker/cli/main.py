@@ -164,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         "--cluster",
         type=lambda text: text.split(","),
         metavar="etcd://HOST:PORT[,...]",
-        help="join the cluster that this etcd knows; needs --node-id and --mesh-listen",
+        help="join the cluster that this etcd knows; needs --node-id and --mesh-listen. Without etcd: all hosts as "
+        "peers://HOST:PORT,..., or a name with all addresses as dns://NAME:PORT (docs/cluster.md)",
     )
     add("--node-id", metavar="NAME", help="name of this host in the cluster")
     add(

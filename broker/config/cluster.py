@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -10,19 +12,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from broker.config.listeners import listed
 
-__all__ = ["Cluster", "cluster_errors"]
+__all__ = ["PEERS_MAX", "SECRET_BYTES_MAX", "SECRET_BYTES_MIN", "Cluster", "cluster_errors", "read_secret"]
+
+PEERS_MAX = 64
+"""Hosts in `cluster.peers`."""
+SECRET_BYTES_MIN = 16
+SECRET_BYTES_MAX = 4096
 
 _RESTART: dict[str, Any] = {"restart": True}
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])"
 _ENDPOINT = re.compile(f"etcd://{_HOST}:([0-9]{{1,5}})")
+_PEER = re.compile(f"{_HOST}:([0-9]{{1,5}})")
 _ADDRESS = re.compile(f"tcp://{_HOST}:([0-9]{{1,5}})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ANY = ("0.0.0.0", "[::]")
 
 
 class Cluster(BaseModel):
-    """Several hosts that are one broker: see [cluster](../cluster.md). Without `etcd` the host is alone, and nothing of
-    this is loaded.
+    """Several hosts that are one broker: see [cluster](../cluster.md). Without `etcd`, `peers` and `dns` the host is
+    alone, and nothing of this is loaded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -32,10 +40,44 @@ class Cluster(BaseModel):
         json_schema_extra=_RESTART,
         description="Addresses of etcd (3.4 or newer) by which hosts find each other, each `etcd://HOST:PORT`.",
     )
+    peers: Annotated[list[str], BeforeValidator(listed), Field(max_length=PEERS_MAX)] = Field(
+        default_factory=list,
+        json_schema_extra=_RESTART,
+        description="In place of `etcd`: all hosts of the cluster, this one among them, each `HOST:PORT` where its "
+        "control process listens. The same list on all of them.",
+    )
+    dns: str = Field(
+        default="",
+        json_schema_extra=_RESTART,
+        description="In place of `etcd` and `peers`: `NAME:PORT`, a name whose addresses (A and AAAA records) are those"
+        " of all hosts, looked up again every 30 s.",
+    )
+    peers_listen: str = Field(
+        default="",
+        json_schema_extra=_RESTART,
+        description="Where the control process listens for other hosts, `HOST:PORT`, with `peers` or `dns`. Empty: on "
+        "the host of `listen`, and the port that `dns` says, or that of the one of `peers` with the host of `listen` "
+        "or `advertise`.",
+    )
+    quorum: int = Field(
+        default=0,
+        ge=0,
+        le=PEERS_MAX,
+        json_schema_extra=_RESTART,
+        description="Hosts that have to agree on a decision, with `peers` or `dns`. 0: more than half of `peers`; with "
+        "`dns`, whose number nobody knows, 1: then each side of a network that is cut decides alone",
+    )
+    secret_file: str | None = Field(
+        default=None,
+        min_length=1,
+        json_schema_extra=_RESTART,
+        description="File with a secret that all hosts have, with `peers` or `dns`: 16 to 4,096 bytes, not readable by "
+        "others on the machine.",
+    )
     name: str = Field(
         default="mqttd",
         json_schema_extra=_RESTART,
-        description="Name of the cluster: hosts with the same name and the same etcd are one broker.",
+        description="Name of the cluster: hosts with the same name and the same etcd, or peers, are one broker.",
     )
     node_id: str = Field(
         default="", json_schema_extra=_RESTART, description="Name of this host, different from that of every other one."
@@ -104,7 +146,31 @@ class Cluster(BaseModel):
     @property
     def is_on(self) -> bool:
         """Whether this host is one of a cluster."""
-        return bool(self.etcd)
+        return bool(self.etcd or self.peers or self.dns)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether the hosts agree among themselves, without etcd."""
+        return bool(self.peers or self.dns)
+
+    @property
+    def needed_peers(self) -> int:
+        """`quorum` with its default resolved."""
+        return self.quorum or (len(self.peers) // 2 + 1 if self.peers else 1)
+
+    @property
+    def peers_address(self) -> str:
+        """`peers_listen` with its default resolved; "": it cannot be told from `peers`."""
+        if self.peers_listen:
+            return self.peers_listen
+        found = _ADDRESS.fullmatch(self.listen)
+        if found is None:
+            return ""
+        if self.dns:
+            return f"{found[1]}:{self.dns.rpartition(':')[2]}"
+        own = {found[1], self.address.removeprefix("tcp://").rpartition(":")[0]}
+        ports = [each.rpartition(":")[2] for each in self.peers if each.rpartition(":")[0] in own]
+        return f"{found[1]}:{ports[0]}" if len(ports) == 1 else ""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -117,17 +183,64 @@ class Cluster(BaseModel):
         return self.advertise or self.listen
 
 
+def read_secret(path: str) -> bytes:
+    """Return the secret of the peers. Raises OSError, and ValueError for a file that is none."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path}: not a regular file")
+        if status.st_mode & stat.S_IRWXO:
+            raise ValueError(f"{path}: others on this machine may read or write it: chmod o= {path}")
+        secret = opened.read(SECRET_BYTES_MAX + 3).rstrip(b"\r\n")
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise ValueError(f"{path}: {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes are needed")
+    return secret
+
+
+def _peer_errors(cluster: Cluster) -> Iterator[str]:
+    if not cluster.has_peers:
+        for name in ("peers_listen", "quorum", "secret_file"):
+            if getattr(cluster, name):
+                yield f"cluster.{name}: has no meaning without cluster.peers or cluster.dns"
+        return
+    settings = [("peers", each) for each in cluster.peers] + [("dns", cluster.dns)] * bool(cluster.dns)
+    for name, value in settings + [("peers_listen", cluster.peers_listen)] * bool(cluster.peers_listen):
+        found = _PEER.fullmatch(value)
+        if found is None or not 1 <= int(found[2]) <= 65535:
+            yield f"cluster.{name}: {value!r} is not HOST:PORT"
+        elif name != "peers_listen" and found[1] in _ANY:
+            yield f"cluster.{name}: other hosts cannot reach {found[1]}"
+    for each in sorted({each for each in cluster.peers if cluster.peers.count(each) > 1}):
+        yield f"cluster.peers: {each} is named twice"
+    if cluster.peers and cluster.quorum > len(cluster.peers):
+        yield f"cluster.quorum: {cluster.quorum} of {len(cluster.peers)} peers can never agree"
+    if not cluster.peers_address and _ADDRESS.fullmatch(cluster.listen):
+        yield "cluster.peers_listen: needed, because not exactly one of cluster.peers has the host of cluster.listen"
+    if cluster.secret_file is None:
+        yield "cluster.secret_file: needed with cluster.peers and cluster.dns"
+        return
+    try:
+        read_secret(cluster.secret_file)
+    except OSError as error:
+        yield f"cluster.secret_file: {cluster.secret_file}: {error.strerror}"
+    except ValueError as error:
+        yield f"cluster.secret_file: {error}"
+
+
 def cluster_errors(cluster: Cluster, workers: int) -> Iterator[str]:
     """Yield what is wrong. workers: as many as there may be."""
     if not cluster.is_on:
         for name in ("node_id", "listen", "advertise", "client_address"):
             if getattr(cluster, name):
-                yield f"cluster.{name}: has no meaning without cluster.etcd (--cluster)"
+                yield f"cluster.{name}: has no meaning without cluster.etcd, cluster.peers or cluster.dns (--cluster)"
         return
+    if (named := sum(map(bool, (cluster.etcd, cluster.peers, cluster.dns)))) > 1:
+        yield f"cluster.etcd, cluster.peers and cluster.dns: one of them is needed, {named} are set"
     for endpoint in cluster.etcd:
         found = _ENDPOINT.fullmatch(endpoint)
         if found is None or not 1 <= int(found[2]) <= 65535:
             yield f"cluster.etcd: {endpoint!r} is not etcd://HOST:PORT"
+    yield from _peer_errors(cluster)
     for name in ("name", "node_id"):
         if not _NAME.fullmatch(value := getattr(cluster, name)):
             yield (

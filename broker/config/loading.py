@@ -22,7 +22,7 @@ ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
 """Names the configuration file when --config does not."""
 
-_OF_FLAGS = {"cluster": ("cluster", "etcd"), "node_id": ("cluster", "node_id"), "mesh_listen": ("cluster", "listen")}
+_OF_FLAGS = {"node_id": ("cluster", "node_id"), "mesh_listen": ("cluster", "listen")}
 """Paths of flags that are no key of the top level."""
 _ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # for build and tests, not settings
 
@@ -46,7 +46,7 @@ def load(
         if _put(values, path, _typed(path, text)):
             origins[".".join(path)] = name
     for key, value in (flags or {}).items():
-        path = _OF_FLAGS.get(key, (key,))
+        path, value = _of_cluster(value) if key == "cluster" else (_OF_FLAGS.get(key, (key,)), value)
         if _put(values, path, value):
             origins[".".join(path)] = "--" + key.replace("_", "-")
     settings = None
@@ -59,6 +59,16 @@ def load(
     if errors or settings is None:
         raise ConfigError(errors)
     return settings
+
+
+def _of_cluster(addresses: list[str]) -> tuple[tuple[str, ...], Any]:
+    """Return the key path that --cluster sets, and its value, by the scheme of its first address."""
+    first = addresses[0] if addresses else ""
+    if first.startswith("dns://"):
+        return ("cluster", "dns"), ",".join(addresses).removeprefix("dns://")
+    if first.startswith("peers://"):
+        return ("cluster", "peers"), [each.removeprefix("peers://") for each in addresses]
+    return ("cluster", "etcd"), addresses
 
 
 def _read_toml(file: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class EtcdProcess:
         self.port, self._peer_port, self._metrics_port = _free_ports(3)
         self.endpoint = f"{host}:{self.port}"
         self.url = f"{scheme}://{self.endpoint}"
+        self.cluster = f"etcd://{self.endpoint}"
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -8,7 +8,7 @@ import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Self
+from typing import Protocol, Self
 
 from shards.placement import home
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
@@ -16,7 +16,7 @@ from tests.counted import CountedBroker
 from tests.waiting import wait_until
 from tests.wire import Client
 
-__all__ = ["LINK_SECONDS", "ClusteredHost", "Hosts", "hosts_of", "ids_on"]
+__all__ = ["LINK_SECONDS", "ClusteredHost", "Coordinator", "Hosts", "hosts_of", "ids_on"]
 
 LINK_SECONDS = 30.0
 """Longest time that hosts take to link."""
@@ -44,6 +44,12 @@ def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
     return (name for name in (f"{prefix}{at}" for at in itertools.count()) if home(name, workers) == worker)
 
 
+class Coordinator(Protocol):
+    """What hosts are told to find each other by: an etcd, or the peers that they are. cluster: as for --cluster."""
+
+    cluster: str
+
+
 class ClusteredHost(CountedBroker):
     """A host. `node`: its name. mesh_host: the address at which other hosts, and its operator, reach it."""
 
@@ -51,7 +57,7 @@ class ClusteredHost(CountedBroker):
         self,
         node: str,
         workers: int,
-        etcd: EtcdProcess,
+        etcd: Coordinator,
         store: str,
         environment: Mapping[str, str] = MappingProxyType({}),
         mesh_host: str = "127.0.0.1",
@@ -63,7 +69,7 @@ class ClusteredHost(CountedBroker):
         super().__init__(
             workers,
             [
-                *("--cluster", f"etcd://{etcd.endpoint}", "--node-id", node),
+                *("--cluster", etcd.cluster, "--node-id", node),
                 *("--mesh-listen", self.mesh_address, "--admin", "127.0.0.1:0"),
             ],
             {"MQTTD_STORE": store, **environment},
@@ -113,10 +119,14 @@ class Hosts(list[ClusteredHost]):
 
     def run(self, host: ClusteredHost, stack: contextlib.ExitStack) -> None:
         """Start a host, which ends with the stack."""
+        self.add(host, stack)
+        host.start()
+
+    def add(self, host: ClusteredHost, stack: contextlib.ExitStack) -> None:
+        """Take up a host that is started later, and ends with the stack."""
         stack.callback(host.forget)
         stack.callback(host.kill)
         self.append(host)
-        host.start()
 
     def linked(self) -> Iterator[Self]:
         """Yield them once they are linked. In the end they are stopped, and none may have failed within."""

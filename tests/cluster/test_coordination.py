@@ -1,4 +1,4 @@
-"""The contract of coordination, held by etcd and by the one in memory alike."""
+"""The contract of coordination, held alike by etcd, by one peer, by three, and by the one in memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from broker.cluster.contract import (
 )
 from tests.cluster.etcd_process import EtcdProcess, etcd_process
 from tests.cluster.in_memory import CoordinatorInMemory
+from tests.cluster.peer_groups import socket_group
 
 Test = Callable[[Coordination], Awaitable[None]]
 Run = Callable[[Test], None]
@@ -34,14 +35,14 @@ def etcd() -> Iterator[EtcdProcess]:
         yield running
 
 
-@pytest.fixture(params=["memory", "etcd"])
+@pytest.fixture(params=["memory", "etcd", "one peer", "leader of three", "follower of three"])
 def run(request: pytest.FixtureRequest) -> Run:
     """Runs a test with a coordination, on an event loop."""
     kind: str = request.param
     server = request.getfixturevalue("etcd") if kind == "etcd" else None
 
     async def with_one(test: Test) -> None:
-        async with connection(server) as one:
+        async with peer(kind) if "peer" in kind or "three" in kind else connection(server) as one:
             await test(one)
 
     return lambda test: asyncio.run(with_one(test))
@@ -59,6 +60,12 @@ async def connection(server: EtcdProcess | None) -> AsyncIterator[Coordination]:
         yield one
     finally:
         await one.close()
+
+
+@asynccontextmanager
+async def peer(kind: str) -> AsyncIterator[Coordination]:
+    async with socket_group(1 if kind == "one peer" else 3) as peers:
+        yield next(each for each in peers if each.member.leads is (kind != "follower of three"))
 
 
 @pytest.fixture
@@ -317,5 +324,14 @@ def test_a_watch_from_a_revision_that_is_forgotten(etcd: EtcdProcess) -> None:
             stub = etcdrpc.KVStub(channel)
             await compacted(one, lambda at: stub.Compact(etcdrpc.CompactionRequest(revision=at)))
 
+    async def in_peers() -> None:
+        async with socket_group(1) as (one,):
+
+            async def compact(_: int) -> None:
+                one.member.replica.forget_history()
+
+            await compacted(one, compact)
+
     asyncio.run(in_memory())
     asyncio.run(in_etcd())
+    asyncio.run(in_peers())

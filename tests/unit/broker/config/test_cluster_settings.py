@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.host import identity_of
+from broker.config.cluster import read_secret
 from broker.config.loading import load
 from broker.config.settings import ConfigError, Settings
 
@@ -113,8 +114,8 @@ def test_members_are_spread_where_clients_know_the_hosts(tmp_path: Path) -> None
 def test_nothing_of_it_without_etcd() -> None:
     found = errors(cluster=[])
     assert found == [
-        "cluster.node_id: has no meaning without cluster.etcd (--cluster)",
-        "cluster.listen: has no meaning without cluster.etcd (--cluster)",
+        "cluster.node_id: has no meaning without cluster.etcd, cluster.peers or cluster.dns (--cluster)",
+        "cluster.listen: has no meaning without cluster.etcd, cluster.peers or cluster.dns (--cluster)",
     ]
 
 
@@ -134,3 +135,121 @@ def test_a_damaged_installation_is_refused(tmp_path: Path, content: bytes) -> No
     (tmp_path / "cluster.json").write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
         identity_of(str(tmp_path))
+
+
+# ------------------------------------------------------------ peers
+
+
+def secret(folder: Path, content: bytes = b"0123456789abcdef", mode: int = 0o600) -> str:
+    """Return a file with a secret."""
+    file = folder / "secret"
+    file.touch(mode)
+    file.chmod(mode)
+    file.write_bytes(content)
+    return str(file)
+
+
+def of_peers(
+    folder: Path, cluster: list[str], changes: dict[str, str] | None = None, listen: str = "a:7400"
+) -> Settings:
+    variables = {"MQTTD_CLUSTER__SECRET_FILE": secret(folder)} if not (folder / "secret").exists() else {}
+    given = {f"MQTTD_CLUSTER__{name.upper()}": value for name, value in (changes or {}).items()}
+    flags = {**RIGHT, "cluster": cluster, "mesh_listen": f"tcp://{listen}"}
+    return load(None, {**variables, **given}, flags)
+
+
+def test_peers_in_a_list(tmp_path: Path) -> None:
+    cluster = of_peers(tmp_path, ["peers://a:7390", "b:7390", "peers://[::1]:7390"]).cluster
+    assert cluster.peers == ["a:7390", "b:7390", "[::1]:7390"]
+    assert (cluster.is_on, cluster.has_peers, cluster.etcd) == (True, True, [])
+    assert (cluster.peers_address, cluster.needed_peers) == ("a:7390", 2)
+
+
+def test_peers_behind_a_name(tmp_path: Path) -> None:
+    cluster = of_peers(tmp_path, ["dns://mqttd.example:7390"]).cluster
+    assert (cluster.dns, cluster.peers_address, cluster.needed_peers) == ("mqttd.example:7390", "a:7390", 1)
+
+
+@pytest.mark.parametrize(
+    ("listen", "changes", "address"),
+    [
+        ("a:7400", {}, "a:7390"),
+        ("0.0.0.0:7400", {"advertise": "tcp://b:7400"}, "0.0.0.0:7391"),
+        ("a:7400", {"peers_listen": "0.0.0.0:9"}, "0.0.0.0:9"),
+    ],
+)
+def test_where_it_listens_for_peers(tmp_path: Path, listen: str, changes: dict[str, str], address: str) -> None:
+    assert of_peers(tmp_path, ["peers://a:7390", "b:7391"], changes, listen).cluster.peers_address == address
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+def test_the_quorum(tmp_path: Path, size: int) -> None:
+    """More than half by default; up to all."""
+    peers = [f"peers://{'abcde'[at]}:7390" for at in range(size)]
+    assert of_peers(tmp_path, peers).cluster.needed_peers == {1: 1, 2: 2, 3: 2, 4: 3, 5: 3}[size]
+    file = {"secret_file": str(tmp_path / "secret")}
+    assert of_peers(tmp_path, peers, {**file, "quorum": str(size)}).cluster.needed_peers == size
+    with pytest.raises(ConfigError, match="can never agree"):
+        of_peers(tmp_path, peers, {**file, "quorum": str(size + 1)})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "changes", "says"),
+    [
+        (["peers://a"], {}, "cluster.peers: 'a' is not HOST:PORT"),
+        (["peers://a:0"], {}, "cluster.peers: 'a:0' is not HOST:PORT"),
+        (["peers://a:65536"], {}, "cluster.peers: 'a:65536' is not HOST:PORT"),
+        (["peers://a:1", "etcd://b:1"], {}, "cluster.peers: 'etcd://b:1' is not HOST:PORT"),
+        (["peers://a:1", "a:1"], {"peers_listen": "a:1"}, "cluster.peers: a:1 is named twice"),
+        (["peers://a:1", "0.0.0.0:1"], {}, "cluster.peers: other hosts cannot reach 0.0.0.0"),
+        (["peers://b:1", "c:1"], {}, "cluster.peers_listen: needed"),
+        (["peers://a:1", "a:2"], {}, "cluster.peers_listen: needed"),
+        (["peers://a:1"], {"peers_listen": "a"}, "cluster.peers_listen: 'a' is not HOST:PORT"),
+        (["peers://a:1"], {"quorum": "65"}, "cluster.quorum"),
+        (["peers://a:1"], {"quorum": "-1"}, "cluster.quorum"),
+        (["peers://a:1"], {"secret_file": "/nowhere/secret"}, "cluster.secret_file: /nowhere/secret: No such file"),
+        (["peers://a:1"], {"secret_file": "/"}, "cluster.secret_file: /: Is a directory"),
+        (["peers://a:1"], {"secret_file": "/dev/null"}, "not a regular file"),
+        (["dns://a"], {}, "cluster.dns: 'a' is not HOST:PORT"),
+        (["dns://a:1", "b:1"], {}, "cluster.dns: 'a:1,b:1' is not HOST:PORT"),
+        (["dns://0.0.0.0:1"], {}, "cluster.dns: other hosts cannot reach 0.0.0.0"),
+        (["dns://a:1"], {"etcd": "etcd://b:1"}, "one of them is needed, 2 are set"),
+        (["etcd://a:1"], {"quorum": "1"}, "cluster.quorum: has no meaning without cluster.peers"),
+        (["peers://a:1", *(f"b:{at}" for at in range(1, 65))], {}, "at most 64"),
+    ],
+)
+def test_what_is_wrong_with_peers(tmp_path: Path, cluster: list[str], changes: dict[str, str], says: str) -> None:
+    if cluster[0].startswith("etcd"):
+        secret(tmp_path)  # then it is not named
+    with pytest.raises(ConfigError) as raised:
+        of_peers(tmp_path, cluster, changes)
+    assert says in "\n".join(raised.value.lines)
+
+
+def test_a_secret_is_needed(tmp_path: Path) -> None:
+    secret(tmp_path)
+    with pytest.raises(ConfigError, match=r"cluster\.secret_file: needed"):
+        of_peers(tmp_path, ["peers://a:1"])
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "says"),
+    [
+        (0, 0o600, "16 to 4096 bytes are needed"),
+        (15, 0o600, "16 to 4096 bytes are needed"),
+        (16, 0o600, ""),
+        (4096, 0o640, ""),
+        (4097, 0o600, "16 to 4096 bytes are needed"),
+        (16, 0o604, "others on this machine may read or write it"),
+        (16, 0o602, "others on this machine may read or write it"),
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_the_secret(tmp_path: Path, size: int, mode: int, says: str, end: bytes) -> None:
+    """It is not the end of its line."""
+    file = secret(tmp_path, b"x" * size + end, mode)
+    if says:
+        with pytest.raises(ValueError, match=says):
+            read_secret(file)
+    else:
+        assert read_secret(file) == b"x" * size
