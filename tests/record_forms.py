@@ -32,7 +32,7 @@ from leveldb_store.format import (
 )
 from leveldb_store.format.archive_schema import ArchivedMessage, BlockHead, Rule
 from leveldb_store.format.queued_messages import StoredQueued
-from leveldb_store.format.replay_schema import StoredReplay
+from leveldb_store.format.replay_schema import StoredHost, StoredReplay
 from leveldb_store.format.schema import Part, Span, StoredMessage
 from leveldb_store.format.session_schema import StoredSession, StoredWill
 from leveldb_store.format.windows import Window
@@ -351,7 +351,20 @@ STORE = [
     Form("replay", StoredReplay(1, 2, 3, 4, 5, {1: 2}, [6, 7]), replay_schema.encode_replay,
          replay_schema.decode_replay,
          {"options": 0x2E, "identifier": 0xFFFFFFF, "number": U32, "position": U64, "lost": U64, "floors": 256,
-          "gone": replay_schema.WORKERS_MAX},
+          "gone": replay_schema.WORKERS_MAX, "begins": None, "is_read": None, "lost_at": None, "hosts": None},
+         "replay_schema.encode_replay"),
+    Form("replay of hosts", StoredReplay(1, 2, 3, 4, 0, {1: 2}, [6, 7], 8, True, b"h1",
+                                         [StoredHost(b"0123abcd", 1, 2, True, {3: 4}, [5])]),
+         replay_schema.encode_replay, replay_schema.decode_replay,
+         {"options": 0x2E, "identifier": 0xFFFFFFF, "number": U32, "position": U64, "lost": None,
+          "floors": 256, "gone": replay_schema.WORKERS_MAX, "begins": U64, "is_read": 1,
+          "lost_at": replay_schema.LOST_BYTES_MAX,
+          "hosts": replay_schema.HOSTS_MAX},
+         "replay_schema.encode_replay"),
+    Form("another host of a replay", StoredHost(b"0123abcd", 1, 2, True, {3: 4}, [5]),
+         lambda each: replay_schema.encode_replay(StoredReplay(1, 2, 3, 4, hosts=[each])),
+         lambda data: (replay_schema.decode_replay(data).hosts or [])[0],
+         {"tag": None, "host": U32, "position": U64, "waits": 1, "floors": 256, "gone": replay_schema.WORKERS_MAX},
          "replay_schema.encode_replay"),
     Form("window", Window(1, [(1, 2, 3, 4)], [1], 5, [(1, 2)], [(1, 2)]), windows.encode_window,
          windows.decode_window,

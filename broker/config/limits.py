@@ -275,6 +275,11 @@ class Limits(BaseModel):
         "Subscriptions of all sessions of a worker that read the archive",
         "SUBACK 0x97", ge=0,
     )  # fmt: skip
+    replays_for_hosts_max: int = _bound(
+        1000, "replays", "replay_questions_refused",
+        "Replays of other hosts' clients that read the archive of a worker at a time, for each Topic Filter. 0: none",
+        "SUBACK 0x97 there; a replay that has begun waits for that archive, logged", ge=0,
+    )  # fmt: skip
     replay_page_bytes: int = _bound(
         64 * _KIB, "bytes", "",
         "Size of a replay's request to the archives, all workers together; about twice that is held in memory",

@@ -5,27 +5,40 @@ behind it; `latest` begins behind every number given out when the SUBSCRIBE arri
 the SUBACK reaches the subscriber. Each worker knows both only for itself: reachable siblings are asked first, and the
 SUBACK waits for their answers, and so do later answers to the client. A sibling that goes away meanwhile is no longer
 waited for. Until then earlier subscriptions stay as they are.
+
+In a cluster the archives of all hosts are read. All workers of the hosts whose archives can be read are asked, for at
+most five seconds. A position that names a host that cannot be read is refused (`broker.replay.beginning`): its client
+decides whether it waits for that host.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.context.piecework import AT_ONCE
-from broker.replay.offsets import EARLIEST_NAME, NAME, OffsetError, RequestedStart, requested_start
-from broker.replay.sources import probe_of, starts_of
+from broker.replay.beginning import Beginning, Found, beginning_of
+from broker.replay.offsets import (
+    NAME,
+    HostPosition,
+    OffsetError,
+    RequestedStart,
+    requested_start,
+)
+from broker.replay.questions import host_starts_of, probe_of, question_number_of, starts_of
+from broker.replay.reading import written
 from pyx.core import counters as count
-from pyx.core.peer import Peer
+from pyx.core.peer import OWN_HOST, Peer, host_of, is_sibling
 from pyx.core.work import STEP, spend
-from pyx.delivery.replay import write_position
 from pyx.protocol.codec import encode_suback
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from broker.context.context import Context
     from broker.persistence.recording import Recording
+    from broker.replay.host_messages import HostMessage
     from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
@@ -37,6 +50,8 @@ _QOS = 0x03
 _CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
 _BEYOND = "is beyond replays_per_session_max or replays_max"
 _PIECE = 5000 * STEP
+_HOSTS_SECONDS_MAX = 5.0
+"""Time for which the SUBACK waits for other hosts."""
 
 
 def requested_offsets(packet: Subscribe) -> list[str]:
@@ -48,7 +63,7 @@ def requested_offsets(packet: Subscribe) -> list[str]:
 class _Wanted:
     """One Topic Filter of the packet. `code`: the granted QoS, or the reason code that refuses it."""
 
-    __slots__ = ("allowed", "code", "first", "options", "start", "text", "why")
+    __slots__ = ("allowed", "code", "first", "is_covered", "options", "starts", "text", "why")
 
     def __init__(self, text: bytes, options: int, code: int, why: str, first: _Wanted | None) -> None:
         self.first = first
@@ -59,8 +74,10 @@ class _Wanted:
         self.why = why
         self.allowed = 1 << (options & _QOS)
         """A bit for each QoS that the rules allow."""
-        self.start = 0
-        """The highest removed number, of all workers."""
+        self.starts: dict[int, int] = {}
+        """By host (0: this one): the highest removed number, of all its workers."""
+        self.is_covered = False
+        """Whether a table of any host covers it."""
 
 
 class _Waiting:
@@ -69,9 +86,9 @@ class _Waiting:
     __slots__ = (
         "answer",
         "conn",
+        "found",
         "fresh",
         "identifier",
-        "last",
         "packet_id",
         "peers",
         "possible",
@@ -94,8 +111,8 @@ class _Waiting:
         self.answer: list[Any] | None = None
         self.peers: set[Peer] = set()
         """Workers that have not answered."""
-        self.last: list[int] = []
-        """By worker: the last number that it had given out."""
+        self.found = Found()
+        """What workers have answered."""
 
 
 class OrdinarySubscriptions(Protocol):
@@ -136,6 +153,8 @@ class Opening:
         self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
         """Pending requests by Topic Filter."""
         self._number = context.router.state.wall_ms * 1000
+        replaying.hosts.heard_kinds[b"O"] = self._host_started
+        replaying.hosts.when_changed.append(self._hosts_changed)
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
         """Answer it with a SUBACK, now or when siblings have answered."""
@@ -146,7 +165,7 @@ class Opening:
         number = self._router.state.next_number()
         waiting = _Waiting(conn, session, packet, [])
         wrong = ""
-        if replaying.archive is None:
+        if replaying.archive is None and not replaying.hosts.is_used:
             wrong = "nothing is archived here"
         else:
             try:
@@ -187,10 +206,12 @@ class Opening:
     def _begin(self, waiting: _Waiting, number: int) -> None:
         """Begin, because at least one filter is possible."""
         context = self._context
-        waiting.last = [number] * context.workers
+        waiting.found.number = number
         self._look_here(waiting)
         if waiting.requested.is_position or waiting.requested.is_latest:
             waiting.peers = {peer for peer in context.siblings if context.is_ready(peer)}
+        of_hosts = [peer for archive in self._replaying.hosts.by_tag.values() for peer in archive.peers]
+        waiting.peers.update(of_hosts)
         if not waiting.peers:
             self._finish(waiting)
             return
@@ -200,9 +221,15 @@ class Opening:
         for wanted in waiting.possible.values():
             of_session.setdefault(wanted.text, []).append(wanted)
         waiting.answer = self._router.late_answers.answer_later(waiting.conn)
+        spend(len(waiting.peers) * STEP)
         probe = probe_of(self._number, list(waiting.possible))
         for peer in waiting.peers:
-            self._router.peers.tell(peer, b"o", probe)
+            if is_sibling(peer):
+                self._router.peers.tell(peer, b"o", probe)
+            else:
+                self._replaying.hosts.ask(peer, b"o", probe)
+        if of_hosts:
+            self._context.call_later(_HOSTS_SECONDS_MAX, partial(self._out_of_time, self._number))
 
     def _judge(self, waiting: _Waiting, text: bytes, qos: int) -> tuple[int, str]:
         """Return (0 or the reason code, why) for a Topic Filter."""
@@ -214,8 +241,8 @@ class Opening:
         if not self._rights.may_replay(waiting.session, text):
             self._context.counters.add(count.SUBSCRIPTIONS_NOT_AUTHORISED)
             return ReasonCode.NOT_AUTHORIZED, ""
-        assert self._replaying.archive is not None
-        if not self._replaying.archive.covers(text):
+        archive = self._replaying.archive
+        if not self._replaying.hosts.is_used and not (archive is not None and archive.covers(text)):
             return _CANNOT, "is not archived: no [[archive]] table covers it"
         return self._room(waiting.session, text, waiting.fresh)
 
@@ -231,9 +258,10 @@ class Opening:
 
     def _look_here(self, waiting: _Waiting) -> None:
         archive = self._replaying.archive
-        assert archive is not None
-        for wanted in waiting.possible.values():
-            wanted.start = archive.start(wanted.text)
+        if archive is not None:
+            for wanted in waiting.possible.values():
+                wanted.starts[OWN_HOST] = archive.start(wanted.text)
+                wanted.is_covered = archive.covers(wanted.text)
 
     # ------------------------------------------------------------ siblings
 
@@ -243,10 +271,43 @@ class Opening:
         waiting = self._waiting.get(number)
         if waiting is None or peer not in waiting.peers:
             return
-        waiting.last[peer] = last
+        waiting.found.last[peer] = last
         for wanted, start in zip(waiting.possible.values(), starts, strict=True):
-            wanted.start = max(wanted.start, start)
+            wanted.starts[OWN_HOST] = max(wanted.starts.get(OWN_HOST, 0), start)
         self._answered(number, waiting, peer)
+
+    # ------------------------------------------------------------ other hosts
+
+    def _host_started(self, message: HostMessage) -> None:
+        """Handle the message b"O" of a worker of another host. Raises ValueError, struct.error."""
+        peer, number = message.sender, question_number_of(message.content)
+        waiting = self._waiting.get(number)
+        if waiting is None or peer not in waiting.peers:
+            return
+        _, last, starts, has_room, covers = host_starts_of(message.content, len(waiting.possible))
+        host = host_of(peer)
+        waiting.found.last[peer] = last
+        if not has_room:
+            waiting.found.full.add(host)
+        for wanted, start, is_covered in zip(waiting.possible.values(), starts, covers, strict=True):
+            wanted.starts[host] = max(wanted.starts.get(host, 0), start)
+            wanted.is_covered |= is_covered
+        self._context.guard(waiting.conn, self._answered, number, waiting, peer)
+
+    def _hosts_changed(self) -> None:
+        for number in list(self._waiting):
+            self._give_up(number, lambda peer: not self._replaying.hosts.is_ready(peer))
+
+    def _out_of_time(self, number: int) -> None:
+        self._give_up(number, lambda _peer: True)
+
+    def _give_up(self, number: int, gone: Callable[[Peer], bool]) -> None:
+        """Stop waiting for those workers of other hosts."""
+        waiting = self._waiting.get(number)
+        for peer in list(waiting.peers) if waiting is not None else ():
+            if waiting is not None and not is_sibling(peer) and gone(peer):
+                waiting.found.silent.add(host_of(peer))
+                self._context.guard(waiting.conn, self._answered, number, waiting, peer)
 
     def peer_away(self, peer: Peer) -> None:
         """Stop waiting for a sibling that is silent or dead."""
@@ -301,30 +362,35 @@ class Opening:
         conn, session = waiting.conn, waiting.session
         if session.connection is not conn:
             return  # the client has gone, so it gets no answer
-        requested = waiting.requested
         made: list[bytes] = []
         spend(len(waiting.wanted) * STEP // 2)
-        earliest = 0
+        beginning = beginning_of(self._replaying, waiting.requested, waiting.found)
+        earliest: dict[bytes, HostPosition] = {}
         replaced = False
         for wanted in waiting.possible.values():
             if not wanted.text:
                 continue
             code, why = self._room(session, wanted.text, 0)  # others may have been made meanwhile
+            if not code:
+                code, why = beginning.code, beginning.why
+            if not code and not wanted.is_covered:
+                code, why = int(_CANNOT), "is not archived: no [[archive]] table covers it"
+            if not code and (lost := beginning.before_start(wanted.starts)):
+                code, why = int(_CANNOT), f"{NAME} lies before the start of the archive"
+                for each in lost:
+                    known = earliest.get(each.tag, each)
+                    earliest[each.tag] = max(known, each, key=lambda position: position.number)
             if code:
                 wanted.code, wanted.why = code, why
                 continue
-            if requested.is_position and requested.after < wanted.start:
-                wanted.code, wanted.why = int(_CANNOT), f"{NAME} lies before the start of the archive"
-                earliest = max(earliest, wanted.start)
-                continue
-            replaced = self._make(waiting, wanted) or replaced
+            replaced = self._make(waiting, wanted, beginning) or replaced
             made.append(wanted.text)
         for wanted in waiting.wanted:
             if wanted.first is not None and wanted.first.code > _QOS:
                 wanted.code, wanted.why = wanted.first.code, wanted.first.why
         codes = [wanted.code for wanted in waiting.wanted]
         self._context.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
-        suback = self._suback(waiting, codes, earliest)
+        suback = self._suback(waiting, codes, beginning.offered(earliest))
 
         def then() -> None:
             for text in made:
@@ -348,28 +414,31 @@ class Opening:
         else:
             self._router.late_answers.settle_answer(conn, waiting.answer, suback, then, unstored)
 
-    def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
+    def _make(self, waiting: _Waiting, wanted: _Wanted, beginning: Beginning) -> bool:
         """Make the replay. Return True if it replaces another subscription."""
-        session, text, requested = waiting.session, wanted.text, waiting.requested
-        after = waiting.last if requested.is_latest else [requested.after] * self._context.workers
+        session, text = waiting.session, wanted.text
         replaced = self.subscriptions.remove(session, text, text, None)
         replaced = text in (session.replays or {}) or replaced
-        fresh = not requested.is_position and not requested.is_latest
-        replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
+        replay = self._replaying.make(
+            session, text, wanted.options, waiting.identifier, beginning.starts, beginning.begins
+        )
+        if beginning.lacks:
+            replay.merge.lost = replay.merge.text()
         self._replaying.keep(replay)
         self._recording.subscribed(session, text, wanted.options, waiting.identifier)
         return replaced
 
-    def _suback(self, waiting: _Waiting, codes: list[int], earliest: int) -> bytes:
+    def _suback(self, waiting: _Waiting, codes: list[int], offered: tuple[str, list[HostPosition]]) -> bytes:
         properties: dict[str, Any] = {}
-        conn = waiting.conn
+        conn, replaying = waiting.conn, self._replaying
         if conn.problem_information:
             for number, wanted in enumerate(waiting.wanted, 1):
                 if wanted.code > _QOS:
                     why = wanted.why or self.subscriptions.why(wanted.code)
                     properties["reason_string"] = why if why.startswith(NAME) else f"filter {number} {why}"
                     break
-            if earliest:
-                position = write_position(self._replaying.tag, earliest).decode()
-                properties["user_property"] = [(EARLIEST_NAME, position)]
+            name, positions = offered
+            if positions and any(code == _CANNOT for code in codes):
+                text = written(positions, replaying.tag, replaying.hosts.is_used)
+                properties["user_property"] = [(name, text)]
         return encode_suback(5, waiting.packet_id, codes, properties or None, conn.packet_bytes_max)

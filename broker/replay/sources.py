@@ -17,6 +17,10 @@ silent a worker is.
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
     start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
 
+Workers of other hosts ask and are answered in the same way, by messages of `broker.replay.host_messages`. No more than
+`replays_for_hosts_max` of their questions are open at a time, and no page is read for a host whose link has not the
+room for it (`HostArchives.has_room`).
+
 All but the last two may be lost: `broker.replay.replaying` asks again. A number in a question never raises this
 worker's clock: the numbers of a host are of one clock (`pyx.core.clock`), and a client may name any. `start`: messages
 up to this number may be missing; the asker states up to where it already knows that.
@@ -29,111 +33,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from broker.replay.questions import (
+    NUMBER,
+    Answer,
+    Question,
+    asked_of,
+    beat_of,
+    filters_of,
+    page_with,
+    so_far_with,
+    starts_with,
+)
 from leveldb_store.contract import FallenBehind
 from pyx.core import counters as count
-from pyx.core.peer import Peer
+from pyx.core.peer import Peer, host_of, is_sibling
+from pyx.core.work import STEP, spend
 from pyx.delivery.archived import Watch, may_match
-from pyx.delivery.router import expiry_offset
-from pyx.storage.stored import pack_stored, unpack_stored
+from pyx.protocol.topics import wrong_filter
 
 if TYPE_CHECKING:
     from broker.context.context import Context
-    from leveldb_store.contract import Archive, Page
+    from broker.replay.host_archives import HostArchives
+    from broker.replay.host_messages import HostMessage
+    from leveldb_store.contract import Archive
+    from pyx.delivery.router import Router
     from pyx.protocol.message import Message
 
-__all__ = ["Answer", "Question", "Sources", "page_of", "probe_of", "read_of", "so_far_of", "starts_of"]
+__all__ = ["Sources"]
 
-_READ = Struct("<QQQIB")
-_PAGE = Struct("<QQQB")
-_NUMBER = Struct("<Q")
-_TWO = Struct("<QQ")
-_LENGTH = Struct("<H")
-_AT_ONCE = 1
-_IS_END, _IS_LOST, _IS_DAMAGE = 1, 2, 4
 _BEAT_SECONDS = 0.2
 _SO_FAR_MS = 800
 _SAY_AGAIN_MS = 60_000
-
-
-def read_of(question: Question, at_once: bool) -> bytes:
-    """Return the message b"r" for a question."""
-    head = _READ.pack(question.number, question.after, question.start, question.bytes_max, _AT_ONCE if at_once else 0)
-    return head + question.filter
-
-
-class Answer(NamedTuple):
-    """A page, in the form that the asker gets."""
-
-    number: int
-    """Number of the question."""
-    up_to: int
-    """Everything up to this number is included."""
-    start: int | None
-    """Messages are missing up to this number; None: none are, or it was known."""
-    is_damage: bool
-    """They were not removed by retention, but are unreadable."""
-    is_end: bool
-    """There is no more at present."""
-    messages: list[Message]
-
-
-def page_of(payload: bytes) -> Answer:
-    """Parse the message b"R". Raises MqttError where a message in it is damaged."""
-    number, up_to, start, flags = _PAGE.unpack_from(payload)
-    messages = unpack_stored(payload[_PAGE.size :], expiry_offset)
-    return Answer(
-        number, up_to, start if flags & _IS_LOST else None, bool(flags & _IS_DAMAGE), bool(flags & _IS_END), messages
-    )
-
-
-def so_far_of(payload: bytes) -> list[tuple[int, int]]:
-    """Parse the message b"s" into (question, up to)."""
-    return list(_TWO.iter_unpack(payload))
-
-
-def probe_of(number: int, filters: list[bytes]) -> bytes:
-    """Return the message b"o"."""
-    return _NUMBER.pack(number) + b"".join(_LENGTH.pack(len(text)) + text for text in filters)
-
-
-def starts_of(payload: bytes) -> tuple[int, int, list[int]]:
-    """Parse the message b"O" into (question, last number, start by filter)."""
-    number, last = _TWO.unpack_from(payload)
-    return number, last, [start for (start,) in _NUMBER.iter_unpack(payload[_TWO.size :])]
-
-
-class Question:
-    """A question not answered yet. `peer`: the asker; this worker's own number for its own sessions."""
-
-    __slots__ = (
-        "after", "bytes_max", "failed", "filter", "gone", "is_damage", "number", "page", "peer", "promise",
-        "queued", "said_ms", "start",
-    )  # fmt: skip
-
-    def __init__(self, peer: Peer, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
-        self.peer = peer
-        self.number = number
-        self.filter = text
-        self.after = after
-        self.start = start
-        """Messages up to this number may be missing, which the asker knows."""
-        self.bytes_max = bytes_max
-        self.gone: int | None = None
-        """Messages up to this number may have been removed, which the asker does not know yet."""
-        self.is_damage = False
-        """They were not removed by retention, but are unreadable."""
-        self.failed: Exception | None = None
-        """The error that prevented reading."""
-        self.promise = 0
-        """All numbers up to this one were durable when it was queued."""
-        self.page: Page | None = None
-        """Messages read and not processed yet."""
-        self.queued = False
-        self.said_ms = 0
-        """Monotonic ms of the last sign of life."""
+_NO_ROOM_SECONDS = 0.05
+_PAGE_BYTES_MAX = 4 << 20
+"""Bytes of a page, whatever another host asks for: the most that `replay_page_bytes` can be, all in one."""
+_PROBED_MAX = 100_000
+"""Topic Filters in one SUBSCRIBE: more do not fit into a packet that is answered."""
 
 
 class Asker(Protocol):
@@ -142,21 +79,39 @@ class Asker(Protocol):
     def page(self, answer: Answer) -> None:
         """Take in a page."""
 
-    def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
+    def so_far(self, peer: Peer, pairs: list[tuple[int, int]]) -> list[int]:
         """Note that these questions have nothing up to these numbers so far; return those that are not open."""
 
-    def beat(self, source: int, up_to: int, numbers: list[int]) -> list[int]:
+    def beat(self, peer: Peer, up_to: int, numbers: list[int]) -> list[int]:
         """Note that these questions have nothing up to this number; return those that are not open."""
 
 
-class Sources:
-    """Answers questions to one worker's archive. `asker`: gets the answers for its own sessions."""
+def _starts(archive: Archive, router: Router, probe: bytes, filters: list[bytes]) -> bytes:
+    """Return the message b"O" for a b"o"."""
+    spend(len(filters) * STEP)
+    return starts_with(probe, router.state.next_number(), [archive.start(text) for text in filters])
 
-    def __init__(self, context: Context, asker: Asker, archive: Archive, step: Callable[[Question], None]) -> None:
+
+class Sources:
+    """Answers questions to one worker's archive. `asker`: gets the answers for its own sessions; `hosts`: the way to
+    workers of other hosts.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        asker: Asker,
+        archive: Archive,
+        step: Callable[[Question], None],
+        hosts: HostArchives,
+    ) -> None:
         self._context = context
         self._router = context.router
         self._asker = asker
         self._archive = archive
+        self._hosts = hosts
+        self._of_hosts = 0
+        """Number of questions of other hosts that are open."""
         self._queue = step
         """Schedules a call of `step` for a question."""
         self._open: dict[tuple[Peer, int], Question] = {}
@@ -187,12 +142,35 @@ class Sources:
 
     def asked(self, peer: Peer, payload: bytes) -> None:
         """Handle the message b"r" of a sibling."""
-        number, after, start, bytes_max, at_once = _READ.unpack_from(payload)
-        self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), bool(at_once))
+        number, after, start, bytes_max, at_once, text = asked_of(payload)
+        self.ask(Question(peer, number, text, after, start, bytes_max), at_once)
+
+    def asked_by_host(self, message: HostMessage) -> None:
+        """Handle the message b"r" of a worker of another host. Raises ValueError, struct.error."""
+        number, after, start, bytes_max, at_once, text = asked_of(message.content)
+        if wrong_filter(text, 5) is not None:
+            raise ValueError("a host asks for a Topic Filter that is none")
+        if (message.sender, number) in self._open:
+            return
+        if not self.has_room_for_hosts:
+            self._hosts.questions_refused(host_of(message.sender))
+            return
+        self.ask(Question(message.sender, number, text, after, start, min(bytes_max, _PAGE_BYTES_MAX)), at_once)
+
+    @property
+    def has_room_for_hosts(self) -> bool:
+        """Whether another question of a host can be taken."""
+        return self._of_hosts < self._context.limits.replays_for_hosts_max
+
+    @property
+    def of_hosts(self) -> int:
+        """Number of questions of other hosts that are not answered yet."""
+        return self._of_hosts
 
     def ask(self, question: Question, at_once: bool) -> None:
-        """Take in a question of a sibling or of our own."""
+        """Take in a question of a sibling, of another host, or of our own."""
         self._open[question.peer, question.number] = question
+        self._of_hosts += not is_sibling(question.peer)
         self._archive.watch(True)
         question.said_ms = self._router.state.now_ms
         self._want(question)
@@ -211,12 +189,17 @@ class Sources:
 
     def end(self, peer: Peer, payload: bytes) -> None:
         """Handle the message b"c": these questions are not waited for any more."""
-        for (number,) in _NUMBER.iter_unpack(payload):
+        for (number,) in NUMBER.iter_unpack(payload):
             self.forget(peer, number)
+
+    def ended_by_host(self, message: HostMessage) -> None:
+        """Handle the same of a worker of another host. Raises struct.error."""
+        self.end(message.sender, message.content)
 
     def forget(self, peer: Peer, number: int) -> None:
         """Drop a question that is not waited for any more."""
-        self._open.pop((peer, number), None)
+        if self._open.pop((peer, number), None) is not None:
+            self._of_hosts -= not is_sibling(peer)
         self._held.pop((peer, number), None)
         self._watch.discard((peer, number))
 
@@ -226,16 +209,26 @@ class Sources:
             if asker == peer:
                 self.forget(asker, number)
 
+    def _forget_lost_hosts(self) -> None:
+        if self._of_hosts:
+            for asker, number in list(self._open):
+                if not is_sibling(asker) and not self._hosts.is_linked(host_of(asker)):
+                    self.forget(asker, number)  # it asks again when it is back
+
     def probed(self, peer: Peer, payload: bytes) -> None:
         """Handle the message b"o": answer with the starts of the log and the last number."""
-        starts, at = [], _NUMBER.size
-        while at < len(payload):
-            (length,) = _LENGTH.unpack_from(payload, at)
-            at += _LENGTH.size + length
-            starts.append(self._archive.start(payload[at - length : at]))
-        (number,) = _NUMBER.unpack_from(payload)
-        answer = _TWO.pack(number, self._router.state.next_number()) + b"".join(map(_NUMBER.pack, starts))
-        self._router.peers.tell(peer, b"O", answer)
+        self._router.peers.tell(peer, b"O", _starts(self._archive, self._router, payload, filters_of(payload)))
+
+    def probed_by_host(self, message: HostMessage) -> None:
+        """Handle the same of a worker of another host. Raises ValueError, struct.error."""
+        filters = filters_of(message.content)
+        if len(filters) > _PROBED_MAX or any(wrong_filter(text, 5) is not None for text in filters):
+            raise ValueError("a host asks for a Topic Filter that is none")
+        covers = bytes(self._archive.covers(text) for text in filters)
+        answer = (
+            _starts(self._archive, self._router, message.content, filters) + bytes([self.has_room_for_hosts]) + covers
+        )
+        self._hosts.answer(message.sender, b"O", answer)
 
     # ------------------------------------------------------------ answers
 
@@ -246,6 +239,9 @@ class Sources:
             question.queued = False
             return
         if question.page is None:
+            if not is_sibling(question.peer) and not self._hosts.has_room(host_of(question.peer)):
+                self._context.call_later(_NO_ROOM_SECONDS, partial(self._queue, question))
+                return
             self._context.counters.add(count.REPLAY_PAGES)
             if self.background is not None:
                 self.background(partial(self._read, question), partial(self._queue, question))
@@ -258,7 +254,7 @@ class Sources:
         page, question.page = question.page, None
         assert page is not None
         if page.messages or question.gone is not None:
-            del self._open[key]
+            self.forget(*key)
             up_to = max(page.up_to, question.after, question.promise if page.is_end else 0)
             self._answer(question, page.messages, up_to, page.is_end)
             return
@@ -304,7 +300,7 @@ class Sources:
 
     def _failed(self, key: tuple[Peer, int], question: Question) -> None:
         # it is not answered: the asker repeats it later
-        del self._open[key]
+        self.forget(*key)
         now = self._router.state.now_ms
         if now >= self._silent_until:
             self._silent_until = now + _SAY_AGAIN_MS
@@ -317,10 +313,15 @@ class Sources:
             gone, is_damage = question.gone, question.is_damage
             self._asker.page(Answer(question.number, up_to, gone, is_damage, is_end, messages))
             return
-        flags = (_IS_END if is_end else 0) | (_IS_LOST if question.gone is not None else 0)
-        flags |= _IS_DAMAGE if question.is_damage else 0
-        head = _PAGE.pack(question.number, up_to, question.gone or 0, flags)
-        self._router.peers.tell_unkept(question.peer, b"R", head + pack_stored(messages))
+        if not is_sibling(question.peer):
+            self._context.counters.add(count.REPLAY_PAGES_FOR_HOSTS)
+        self._tell(question.peer, b"R", page_with(question, messages, up_to, is_end))
+
+    def _tell(self, peer: Peer, kind: bytes, content: bytes) -> None:
+        if is_sibling(peer):
+            self._router.peers.tell_unkept(peer, kind, content)
+        else:
+            self._hosts.answer(peer, kind, content)
 
     def _progress(self) -> None:
         """Check held questions against messages that have become durable."""
@@ -347,6 +348,7 @@ class Sources:
 
     def _on_timer(self) -> None:
         self._timed = False
+        self._forget_lost_hosts()
         self._start_timer()
         self._say_so_far()
         up_to = self._router.journal.archived_up_to()
@@ -371,11 +373,11 @@ class Sources:
                 for number in self._asker.so_far(peer, pairs):
                     self.forget(peer, number)
             else:
-                self._router.peers.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
+                self._tell(peer, b"s", so_far_with(pairs))
 
     def _send_beat(self, peer: Peer, up_to: int, numbers: list[int]) -> None:
         if peer == self._context.index:
             for number in self._asker.beat(peer, up_to, numbers):
                 self.forget(peer, number)
         else:
-            self._router.peers.tell_unkept(peer, b"b", _NUMBER.pack(up_to) + b"".join(map(_NUMBER.pack, numbers)))
+            self._tell(peer, b"b", beat_of(up_to, numbers))

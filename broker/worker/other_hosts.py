@@ -15,12 +15,13 @@ import secrets
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
 from broker.persistence.handoff_log import NOTHING_RECEIVED, StoredHandoff, kept_hosts, tell_receiver
+from broker.worker.archive_way import ArchiveWay
 from broker.worker.draining import Taker
 from broker.worker.flushing import FLUSH, FLUSHED, Flushing
 from broker.worker.other_owners import AWAY_SECONDS_MAX
@@ -75,8 +76,7 @@ class OtherHosts:
         self._mesh = mesh
         self._watcher = watcher
         self._kept = kept_hosts(context, node.set_aside)
-        self._keeps: bool = context.store.keeps
-        self._set_aside = node.set_aside
+        self._keeps, self._set_aside = context.store.keeps, node.set_aside
         self._own = (1 << context.workers) - 1
         self._wanted = Publisher(self._entries, context.tell_in_pieces)
         """What this host wants."""
@@ -125,6 +125,7 @@ class OtherHosts:
         self.interest, self.interest_snapshot = peering.interest, peering.interest_snapshot
         messages: SiblingMessages = node.sibling_messages
         messages.of_hosts = self._heard
+        self._archives = ArchiveWay(node.replaying, messages, peering, router, self, self._there)
         assert channel.owner_socket is not None
         owning = self._owning = Owning(
             context, node.sessions, node.endings, node.capacity, node.closing, node.connecting, node.subscribing,
@@ -189,6 +190,9 @@ class OtherHosts:
         self._began_at = self._began_at or now
         return not failed
 
+    def _there(self) -> Mapping[int, Host]:
+        return self.rails.hosts if self.rails is not None else {}
+
     def _find_links(self, hosts: Iterable[Host]) -> None:
         """Note over which link each host is told something. That of a host that has gone stays as long as it does."""
         assert self.rails is not None
@@ -209,20 +213,12 @@ class OtherHosts:
             return listens if peer == own else rails.endpoint(peer)
 
         transport = ZeroMq(own, endpoint, self._watcher, self._curve)
+        incarnation = self._router.state.wall_ms * 1000  # over all its lives, whatever the clock does
+        away_seconds_max = self._context.settings.cluster.unproven_seconds_max or AWAY_SECONDS_MAX
         rails = Rails(
-            own,
-            self._context.workers,
-            self._router.state.wall_ms * 1000,  # rises over all its lives, whatever the clock does (shards.clock)
-            together,
-            transport,
-            self._wanted,
-            self,
-            self,
-            self._mesh.limits,
-            self._peering.batches,
-            self._mesh.when_writable,
-            self._context.settings.cluster.unproven_seconds_max or AWAY_SECONDS_MAX,
-        )
+            own, self._context.workers, incarnation, together, transport, self._wanted, self, self, self._mesh.limits,
+            self._peering.batches, self._mesh.when_writable, away_seconds_max,
+        )  # fmt: skip
         try:
             transport.listen(together)
         except BaseException:
@@ -434,6 +430,7 @@ class OtherHosts:
         self._tell_time(peer)
         self._retained.linked(peer, asks=peer in self._receives)
         self._context.log.info("host_linked", **self._named(peer))
+        self._archives.look()
         self._peering.changed()
 
     def _wait_for(self, place: Peer) -> None:
@@ -453,6 +450,7 @@ class OtherHosts:
         host = host_of(self._peering.numbers[place])
         if self.link_of(host) is None:
             self._owning.host_away(host)
+            self._archives.look()
         self._live.discard(place)
         self._mesh.hosts_first.check(self._router.state.now_ms / 1000)
 

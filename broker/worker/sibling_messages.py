@@ -10,6 +10,7 @@ b"T" b"g" b"G" b"N" b"S" owners of client ids, and their sessions: broker.worker
 b"C" b"P" b"X" b"L" b"D" other hosts
 b"A"
 b"F" b"f"                what other hosts have sent       broker.worker.flushing
+b"v"                     archives of other hosts          broker.replay.host_archives
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.context.piecework import AT_ONCE
+from broker.replay.host_messages import ARCHIVE
 from pyx.core import counters as count
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
@@ -62,6 +64,7 @@ class SiblingMessages:
             b"b": replaying.beat_received,
             b"s": replaying.progress_received,
             b"O": opening.started,
+            ARCHIVE: replaying.hosts.heard,
         }
         if replaying.sources is not None:
             sources = replaying.sources

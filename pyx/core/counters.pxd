@@ -161,6 +161,10 @@ cpdef enum:
     REPLAY_PAGES                    # read from the archive of this worker, for its own sessions and those of siblings
     REPLAYS_REFUSED
     REPLAYS_FALLEN_BEHIND           # times that retention had removed messages before a replay read them
+    REPLAY_PAGES_FOR_HOSTS          # sent to replays on other hosts
+    REPLAY_QUESTIONS_REFUSED        # of other hosts: replays_for_hosts_max
+    REPLAY_HOSTS_LOST               # times that a replay lost a host that it was reading from
+    ARCHIVE_MESSAGES_REFUSED        # messages of other hosts' archives that cannot be read
     # mesh; sending is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED

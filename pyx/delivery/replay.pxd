@@ -15,24 +15,37 @@ cdef enum:
 cdef struct Source:  # one worker's archive
     uint64_t up_to                  # everything up to this number is in `pages`, or was delivered
     uint32_t at                     # index in its page: messages before it were delivered
+    uint32_t host                   # index in `hosts`
     bint reached                    # it had nothing more at the last request
+
+
+cdef struct HostSources:  # the archives of one host
+    uint64_t position               # everything of this host up to this number was delivered
+    uint32_t first                  # index of its first source
+    uint32_t count                  # its sources; 0: it is not there, and only its position is kept
+    uint32_t digits                 # place of its number in `properties`
+    bint away                       # it is not waited for
 
 
 cdef class Merge:
     cdef readonly Session session
     cdef readonly uint8_t options   # of the SUBSCRIBE
     cdef readonly uint32_t number   # of this replay in its session: marks its copies in the session's queue
-    cdef readonly uint64_t position     # everything up to it was delivered
     cdef readonly bint live         # all sources had nothing more at some time: no more merging
     cdef public bytes lost          # position to report with the next delivery: messages behind it are lost; or None
     cdef readonly bint kept         # since the last `take_kept`: a copy at QoS 1 or 2 was queued
     cdef list pages                 # by source: messages received, or None
     cdef Source* sources
     cdef uint32_t count             # of sources
-    cdef uint64_t* floors           # by origin: this number and those before it were delivered
-    cdef bytes properties           # Subscription Identifier and mqttd-offset up to its number
+    cdef HostSources* hosts
+    cdef uint32_t host_count
+    cdef uint64_t* floors           # by host and origin: this number and those before it were delivered
+    cdef char* properties           # Subscription Identifier and mqttd-offset; its digits are written before each use
+    cdef uint32_t properties_bytes
+    cdef uint32_t value             # place of the position in `properties`
 
     cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF
-    cdef int deliver(self, Backlog backlog, Message m, uint64_t position) except -1
-    cdef bytes properties_for(self, uint64_t position)
+    cdef int deliver(self, Backlog backlog, Message m, uint32_t host, uint64_t position) except -1
+    cdef bytes properties_for(self, uint32_t host)
+    cdef void write_number(self, uint32_t host) noexcept
     cdef int settle(self) except -1

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from broker.clients.retaining import Retaining
-from broker.replay import sources as replay_sources
+from broker.replay import questions as replay_questions
 from broker.replay.sources import Sources
 from leveldb_store.format.archive_schema import ArchivedMessage, decode_block
 from leveldb_store.format.queued_messages import StoredQueued, encode_queued
@@ -211,16 +211,16 @@ class Heard:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_questions_of_replays(number: int, length: int) -> None:
     for bytes_max in (0, 1, 2**32 - 2, 2**32 - 1):
-        question = replay_sources.Question(sibling(1), number, b"f" * length, number, number, bytes_max)
+        question = replay_questions.Question(sibling(1), number, b"f" * length, number, number, bytes_max)
         for at_once in (False, True):
             heard = Heard()
-            Sources.asked(cast(Any, heard), sibling(1), replay_sources.read_of(question, at_once))
+            Sources.asked(cast(Any, heard), sibling(1), replay_questions.read_of(question, at_once))
             ((_, (found, once)),) = heard.calls
             assert once is at_once
             for name in ("peer", "number", "filter", "after", "start", "bytes_max"):
                 assert getattr(found, name) == getattr(question, name)
     with pytest.raises(REFUSALS):
-        replay_sources.read_of(replay_sources.Question(sibling(1), 2**64, b"f", 0, 0, 0), False)
+        replay_questions.read_of(replay_questions.Question(sibling(1), 2**64, b"f", 0, 0, 0), False)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -237,14 +237,14 @@ def test_where_replays_may_begin(number: int, length: int) -> None:
     Sources.probed(
         cast(Any, Heard(_archive=archive, _router=Heard(state=router, peers=router))),
         sibling(1),
-        replay_sources.probe_of(number, filters),
+        replay_questions.probe_of(number, filters),
     )
     assert asked == filters
     ((_, (peer, word, answer)),) = router.calls
     assert (peer, word) == (1, b"O")
-    assert replay_sources.starts_of(answer) == (number, number, [number] * 3)
+    assert replay_questions.starts_of(answer) == (number, number, [number] * 3)
     with pytest.raises(REFUSALS):
-        replay_sources.probe_of(number, [b"f" * 65_536])
+        replay_questions.probe_of(number, [b"f" * 65_536])
 
 
 @pytest.mark.parametrize("length", LENGTHS)

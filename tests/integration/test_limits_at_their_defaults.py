@@ -66,6 +66,7 @@ OUT_OF_REACH = {
     "retained_messages_max": "a million retained messages: a minute",
     "replays_max": "a thousand readers of an archive: tests/unit/broker/replay/test_limits_of_replays.py has three",
     "replays_per_session_max": "needs an archive: tests/unit/broker/replay/test_limits_of_replays.py",
+    "replays_for_hosts_max": "needs a cluster: tests/unit/broker/replay/test_replays_of_hosts.py has it small",
     "replay_page_bytes": "its default is what tests/unit/broker/replay/test_replaying.py has, and test_replay.py",
     "archive_pending_bytes_max": "64 MiB that no disk takes: tests/unit/pyx/storage/test_archiving.py has it small",
     "tick_peer_bytes_max": "a threshold; its default is what every broker of four workers has",

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "store_unwritten_bytes_max": "tests/integration/test_no_room.py::test_retained_messages_beyond_the_bound_wait",
     "replays_per_session_max": "tests/unit/broker/replay/test_limits_of_replays.py::test_limits",
     "replays_max": "tests/unit/broker/replay/test_limits_of_replays.py::test_limits",
+    "replays_for_hosts_max": "tests/unit/broker/replay/test_replays_of_hosts.py::test_replays_for_hosts_max",
     "replay_page_bytes": "tests/unit/broker/replay/test_replaying.py::test_memory_is_bounded_by_pages",
     "link_silence_seconds_max": "tests/chaos/test_worker_stopped.py::"
     "test_a_client_whose_home_does_not_run_is_refused_in_time",

@@ -27,7 +27,7 @@ class Reading:
     def __init__(self, sources: int, after: int = 0, floors: dict[int, int] | None = None, options: int = 0) -> None:
         self.host = Host(limits={"outbox_bytes_max": 1 << 30})
         self.peer: Peer = self.host.connect("reader", 5)
-        self.merge = Merge(self.peer.session, options, 0, 1, TAG, [after] * sources, floors or {})
+        self.merge = Merge(self.peer.session, options, 0, 1, [(TAG, after, [after] * sources)], [floors or {}])
 
     def feed(self, messages: int = 1 << 30) -> list[Any]:
         """Feed the merge; return the packets that arrive."""
@@ -157,7 +157,7 @@ def test_state_is_taken_up_elsewhere_without_a_repeat() -> None:
         reading.merge.add(source, [], 0x100 + source, True)
     reading.merge.add(0, [message(0x500), message(0x600)], 0x600, True)
     assert numbers(reading.feed()) == [0x500, 0x600]
-    position, floors = reading.merge.state()
+    ((position, floors),) = reading.merge.state()
     assert (position, floors) == (0x101, {0: 0x600})
     again = Reading(3, position, floors)  # another number of workers
     again.merge.add(2, [message(0x500), message(0x600), message(0x700)], 0x700, True)
@@ -178,10 +178,112 @@ def test_wire_has_what_these_tests_read() -> None:
     """The position is the last user property; a subscription identifier precedes it."""
     host = Host()
     peer = host.connect("reader", 5)
-    merge = Merge(peer.session, 0, 300, 1, TAG, [0], {})
+    merge = Merge(peer.session, 0, 300, 1, [(TAG, 0, [0])], [{}])
     merge.add(0, [message(0x100)], 0x100, True)
     merge.feed(host.node.router.backlog, 10, 1 << 20)
     (packet,) = peer.receive()
     assert packet.properties["subscription_identifier"] == [300]
     assert packet.kind == "PUBLISH"
     assert wire.KINDS
+
+
+# ------------------------------------------------------------ several hosts
+
+
+class Hosts(Reading):
+    """A merge of the archives of several hosts."""
+
+    def __init__(self, *sources: int, after: int = 0) -> None:
+        super().__init__(1)
+        begins = [b"h1+A", *[b"+B"] * len(sources)]
+        hosts = [(begin, after, [after] * count) for begin, count in zip(begins, sources, strict=False)]
+        self.merge = Merge(self.peer.session, 1, 0, 1, hosts, [{} for _ in sources])
+
+    def text(self) -> str:
+        return self.merge.text().decode()
+
+
+def text_of(*numbers: int) -> str:
+    return "h1" + "".join(f"+{name}{number:016x}" for name, number in zip("AB", numbers, strict=False))
+
+
+def test_hosts_may_give_the_same_numbers() -> None:
+    """Each message counts for its host: what has the number of another host's message is no repeat."""
+    reading = Hosts(1, 1)
+    for source in range(2):
+        reading.merge.add(source, [message(0x100), message(0x200)], 0x300, True)
+    assert numbers(reading.feed()) == [0x100, 0x100, 0x200, 0x200]
+    assert reading.text() == text_of(0x300, 0x300)
+
+
+def test_a_position_has_a_number_for_each_host() -> None:
+    reading = Hosts(2, 1)
+    for source, up_to in enumerate((0x120, 0x121, 0x150)):
+        reading.merge.add(source, [], up_to, True)
+    reading.merge.add(1, [message(0x500)], 0x500, True)
+    reading.merge.add(2, [message(0x400)], 0x400, True)
+    texts = [dict(packet.properties["user_property"])["mqttd-offset"] for packet in reading.feed()]
+    assert texts == [text_of(0x120, 0x400), text_of(0x120, 0x400)]
+    reading.merge.add(0, [], 0x600, True)
+    assert reading.text() == text_of(0x500, 0x400)
+    assert reading.merge.position == 0x400
+
+
+def test_a_host_that_is_away_is_not_waited_for() -> None:
+    """Its number stays, and what it has comes when it is back; then it is waited for again until the end is reached."""
+    reading = Hosts(1, 1)
+    reading.merge.add(0, [message(0x300)], 0x300, True)
+    assert numbers(reading.feed()) == []
+    reading.merge.set_away(1, True)
+    assert numbers(reading.feed()) == [0x300]
+    assert reading.text() == text_of(0x300, 0)
+    assert reading.merge.position == 0x300
+    reading.merge.set_away(1, False)
+    assert reading.merge.position == 0
+    reading.merge.add(1, [message(0x200)], 0x250, True)
+    assert numbers(reading.feed()) == [0x200]
+    assert reading.text() == text_of(0x300, 0x250)
+
+
+def test_a_host_without_sources_keeps_its_position() -> None:
+    reading = Hosts(1, 0, after=0x80)
+    reading.merge.add(0, [message(0x100)], 0x100, True)
+    assert numbers(reading.feed()) == [0x100]
+    assert reading.text() == text_of(0x100, 0x80)
+    assert reading.merge.state() == [(0x100, {}), (0x80, {})]
+
+
+@pytest.mark.parametrize(
+    ("messages", "up_to", "is_taken"),
+    [
+        ([], 0x100, True),
+        ([0x101], 0x101, True),
+        ([0x101, 0x102], 0x200, True),
+        ([0x100], 0x200, False),
+        ([0x102, 0x101], 0x200, False),
+        ([0x101, 0x101], 0x200, False),
+        ([0x101], 0x100, False),
+    ],
+)
+def test_pages_that_may_follow(messages: list[int], up_to: int, is_taken: bool) -> None:
+    reading = Hosts(1, 1, after=0x100)
+    found = [message(each, b"a/b") for each in messages]
+    assert reading.merge.takes(1, found, up_to, b"a/#", 0) is is_taken
+    assert reading.merge.takes(1, found, up_to, b"b/#", 0) is (is_taken and not messages)
+
+
+def test_expiries_are_moved_to_this_hosts_clock() -> None:
+    reading = Hosts(1, 1)
+    found = [message(0x101, b"a", expires=5000), message(0x102, b"a"), message(0x103, b"a", expires=10)]
+    assert reading.merge.takes(1, found, 0x200, b"#", 1000)
+    assert [each.expires for each in found] == [4000, 0, 1]
+
+
+def test_no_such_host() -> None:
+    reading = Hosts(1, 1)
+    with pytest.raises(ValueError, match="no host"):
+        reading.merge.set_away(2, True)
+    with pytest.raises(ValueError, match="no source"):
+        reading.merge.takes(2, [], 5, b"#", 0)
+    with pytest.raises(ValueError, match="no host"):
+        Merge(reading.peer.session, 0, 0, 1, [], [])
