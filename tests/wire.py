@@ -434,7 +434,10 @@ class Client:
         first, body = self.received[0], bytes(self.received[size : size + length])
         del self.received[: size + length]
         assert first >> 4 in KINDS, f"packet type {first >> 4} does not exist"
-        return decode(self.version, first & 0x0F, KINDS[first >> 4], body)
+        return self._decode(first & 0x0F, KINDS[first >> 4], body)
+
+    def _decode(self, flags: int, kind: str, body: bytes) -> Packet:
+        return decode(self.version, flags, kind, body)
 
     def read(self, seconds: float = DEADLINE_SECONDS) -> Packet:
         """Take the next packet. Raises Closed, or TimeoutError after ``seconds``."""

@@ -27,9 +27,10 @@ from pyx.protocol.packets import Connack, Suback, Subscription
 from pyx.protocol.reasons import MqttError, ReasonCode
 
 if TYPE_CHECKING:
-    from broker.config.bridges import Bridge, BridgeTopic
+    from broker.config.bridges import Bridge
     from broker.config.settings import Settings
     from broker.logs import Log
+    from pyx.core.limits import Limits
 
 __all__ = ["BridgeConnection", "BridgeStatus", "ThisBroker"]
 
@@ -50,8 +51,8 @@ _WINDOW_V4: Final = 20
 _BLAMES_MAX: Final = 6
 """Three connections in a row that the other broker ends over the same message, or six if it does not say so, until the
 window is one message; twice as many until it is given up."""
-_SUBSCRIBE_SECONDS: Final = 600.0
-"""Time for a SUBACK, which comes behind all that waits for the bridge."""
+_SUBSCRIBE_SECONDS: Final = 30.0
+"""Time for a SUBACK behind the last message: it comes behind all that waits for the bridge."""
 _LAST_ID: Final = 65535
 """SUBSCRIBE have the highest Packet Identifiers: brokers begin with the lowest ones."""
 _NO_LOCAL: Final = 0x04
@@ -71,6 +72,10 @@ class ThisBroker(Protocol):
     @property
     def settings(self) -> Settings:
         """The present settings."""
+
+    @property
+    def limits(self) -> Limits:
+        """What it takes of clients."""
 
     def adopt(self, connected: socket.socket) -> None:
         """Serve this socket: the client at its other end may have a client id that only bridges have."""
@@ -96,8 +101,8 @@ class BridgeStatus(NamedTuple):
 
 
 class BridgeConnection:
-    """The connection with this number of the bridge `name`, which passes on `topics`. local_id: its client id here;
-    remote_id: at the other broker.
+    """The connection with this number of the bridge `name`, which passes on its share of the topics. local_id: its
+    client id here; remote_id: at the other broker.
     """
 
     def __init__(
@@ -107,7 +112,6 @@ class BridgeConnection:
         name: str,
         number: int,
         bridge: Bridge,
-        topics: Sequence[BridgeTopic],
         local_id: str,
         remote_id: str,
     ) -> None:
@@ -116,17 +120,27 @@ class BridgeConnection:
         self._log = log.bind(bridge=name, connection=number, address=bridge.address)
         self.name, self.number, self.local_id, self._remote_id = name, number, local_id, remote_id
         self._version = 5 if bridge.version == "5" else 4
-        self._out_topics = [each for each in topics if each.direction != "in"]
-        self._in_topics = [each for each in topics if each.direction != "out"]
+        topics = [(each, at % bridge.connections == number) for at, each in enumerate(bridge.topic)]
+        self._out_topics = [each for each, is_ours in topics if is_ours and each.direction != "in"]
+        self._in_topics = [each for each, is_ours in topics if is_ours and each.direction != "out"]
         self._out = Crossing(
-            [_map(each.local_filter, each.local_prefix, each.remote_prefix) for each in self._out_topics],
+            [
+                _map(each.local_filter, each.local_prefix, each.remote_prefix, is_ours)
+                for each, is_ours in topics
+                if each.direction != "in"
+            ],
             _PACKET_BYTES_MAX,
         )
         self._in = Crossing(
-            [_map(each.remote_filter, each.remote_prefix, each.local_prefix) for each in self._in_topics],
+            [
+                _map(each.remote_filter, each.remote_prefix, each.local_prefix, is_ours)
+                for each, is_ours in topics
+                if each.direction != "out"
+            ],
             _PACKET_BYTES_MAX,
         )
         self._out.pair(self._in)
+        self._in.judge(broker.limits)
         self._window = bridge.inflight_max or (_WINDOW if self._version == 5 else _WINDOW_V4)
         self._is_new_here = False
         """Whether the session here has begun since the last connection."""
@@ -240,7 +254,7 @@ class BridgeConnection:
         self._is_new_here |= not connack.session_present
         if former - wanted:
             packet = encode_unsubscribe(5, _LAST_ID, sorted(former - wanted))
-            await _in_time(local.ask(_LAST_ID, packet), "this broker")
+            await _in_time(local.ask(_LAST_ID, packet, _CONNECT_SECONDS), "this broker")
         await self._subscribe_local(local, 2, _NOT_RETAINED)
         local.close(_DISCONNECT)
         await _in_time(local.ended, "this broker")
@@ -287,7 +301,7 @@ class BridgeConnection:
     async def _connect_remote(self, sides: list[BrokerSide]) -> tuple[BrokerSide, Connack]:
         host, port = self._bridge.endpoint
         limits, protocol = self._broker.settings.limits, self._broker.settings.protocol
-        self._in.begin(self._version, 5, limits.packet_bytes_max, protocol.retain_available)
+        self._in.begin(self._version, 5, limits.packet_bytes_max, protocol.retain_available, protocol.maximum_qos)
         side = BrokerSide(self._in, self._version, self._defect)
         context = tls_of(self._bridge) if self._bridge.is_tls else None
         loop = asyncio.get_running_loop()
@@ -368,7 +382,10 @@ class BridgeConnection:
         for at, (text, options) in enumerate(filters.items()):
             number = _LAST_ID - at
             packet = encode_subscribe(version, number, [Subscription(text, options)])
-            answer = await _in_time(side.ask(number, packet), who, _SUBSCRIBE_SECONDS)
+            try:
+                answer = await side.ask(number, packet, _SUBSCRIBE_SECONDS)
+            except TimeoutError:
+                raise BridgeError(f"{who} does not answer SUBSCRIBE for {_SUBSCRIBE_SECONDS:.0f} s") from None
             if isinstance(answer, Suback) and answer.codes[0] >= _FAILED:
                 code = answer.codes[0]
                 self._log.error("bridge_subscription_refused", by=who, filter=text, code=code)
@@ -393,16 +410,16 @@ class BridgeConnection:
         self._broker.defect(self.local_id, error)
 
 
-def _map(topic_filter: str, prefix: str, other_prefix: str) -> TopicMap:
-    return TopicMap(topic_filter.encode(), prefix.encode(), other_prefix.encode())
+def _map(topic_filter: str, prefix: str, other_prefix: str, is_ours: bool) -> TopicMap:
+    return TopicMap(topic_filter.encode(), prefix.encode(), other_prefix.encode(), is_ours)
 
 
-async def _in_time(waits: Awaitable[Any], who: str, seconds: float = _CONNECT_SECONDS) -> Any:
+async def _in_time(waits: Awaitable[Any], who: str) -> Any:
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(_CONNECT_SECONDS):
             return await waits
     except TimeoutError:
-        raise BridgeError(f"{who} does not answer within {seconds:.0f} s") from None
+        raise BridgeError(f"{who} does not answer within {_CONNECT_SECONDS:.0f} s") from None
 
 
 def _refusal(connack: Connack) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.config.settings import Settings
     from broker.context.context import Context
     from broker.context.sessions import Sessions
+    from pyx.core.limits import Limits
     from pyx.io.reactor import Reactor
 
 __all__ = ["Bridges"]
@@ -54,10 +55,9 @@ class Bridges:
                 continue
             wanted.add(client_id)
             bridge = self.settings.bridges[name]
-            topics = bridge.topic[number :: bridge.connections]
             remote_id = remote_ids(bridge, name, cluster.node_id or host)[number]
             self._connections.append(
-                BridgeConnection(self, self._context.log, name, number, bridge, topics, client_id, remote_id)
+                BridgeConnection(self, self._context.log, name, number, bridge, client_id, remote_id)
             )
         self._context.in_pieces(self._end_others(wanted))
         loop = asyncio.get_running_loop()
@@ -119,6 +119,11 @@ class Bridges:
     def settings(self) -> Settings:
         """The present settings."""
         return self._context.settings
+
+    @property
+    def limits(self) -> Limits:
+        """What it takes of clients."""
+        return self._context.router.state.limits
 
     def adopt(self, connected: socket.socket) -> None:
         """Serve this socket, whose other end is a bridge's."""

@@ -52,7 +52,7 @@ class BrokerSide(asyncio.Protocol):
         self.discards = False
         """Whether messages are neither passed on nor acknowledged."""
         self.heard_at = self._loop.time()
-        self._unsent = self._answer_bytes = 0
+        self._written = self._taken = self._answer_bytes = 0
         self.blame = 0
         """Whether the broker has ended the connection over what it was sent: 2: it has said so; 1: perhaps; 0: no."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -185,6 +185,7 @@ class BrokerSide(asyncio.Protocol):
     def write(self, packets: bytes) -> None:
         """Send packets to this broker."""
         if packets and self._transport is not None and not self._transport.is_closing():
+            self._written += len(packets)
             self._transport.write(packets)
 
     async def connect(self, packet: bytes) -> Connack:
@@ -192,24 +193,33 @@ class BrokerSide(asyncio.Protocol):
         connack: Connack = await self._ask(_CONNACK, packet)
         return connack
 
-    async def ask(self, number: int, packet: bytes) -> Suback | Unsuback:
-        """Send SUBSCRIBE or UNSUBSCRIBE with this Packet Identifier; return the answer. Raises BridgeError."""
-        answer: Suback | Unsuback = await self._ask(number, packet)
-        return answer
+    async def ask(self, number: int, packet: bytes, seconds: float) -> Suback | Unsuback:
+        """Send SUBSCRIBE or UNSUBSCRIBE with this Packet Identifier; return the answer, which comes behind the messages
+        that wait. Raises BridgeError; TimeoutError: for so long neither it nor a message has come.
+        """
+        answer = self._ask(number, packet)
+        while True:
+            come = self._crossing.publish_bytes()
+            done, _ = await asyncio.wait((answer,), timeout=seconds)
+            if done:
+                found: Suback | Unsuback = answer.result()
+                return found
+            if self._reads and self._crossing.publish_bytes() == come:
+                raise TimeoutError
 
-    async def _ask(self, number: int, packet: bytes) -> Any:
+    def _ask(self, number: int, packet: bytes) -> asyncio.Future[Any]:
         if self.ended.done():
             raise BridgeError(self.ended.result())
         waits = self._waiting[number] = self._loop.create_future()
         self.write(packet)
-        return await waits
+        return waits
 
     def is_silent(self, now: float, seconds: float) -> bool:
         """Whether for so long nothing has come, although it was read, and nothing was taken of what it is sent."""
-        unsent = self._unsent_bytes()
-        if not self._reads or unsent < self._unsent:
+        taken = self._written - self._unsent_bytes()
+        if not self._reads or taken > self._taken:
             self.heard_at = now
-        self._unsent = unsent
+        self._taken = taken
         return now - self.heard_at > seconds
 
     def _unsent_bytes(self) -> int:

@@ -7,7 +7,8 @@ there, too. So a bridge keeps nothing: what is not acknowledged is in the sessio
 each flow of QoS 1 and 2 is one between the two brokers.
 
 Only what is for the bridge itself (CONNACK, SUBACK, PINGRESP, ...) is kept here, and a message that the other broker
-would not take is answered here.
+would not take is answered here. What this broker would end its client's connection for is known (`Crossing.judge`): the
+message would come again with each connection, and all others wait behind it.
 """
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -16,16 +17,23 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
+from pyx.core.limits cimport Limits
 from pyx.core.work cimport KIBI, RECORD, VISIT, work
+from pyx.protocol.bounds cimport publish_lists_too_much
+from pyx.protocol.decoders cimport Publish, Scratch, decode_publish
 from pyx.protocol.packets cimport (
     AUTH, CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK,
 )
 from pyx.protocol.reasons cimport (
-    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_SUCCESS, REASON_TOPIC_NAME_INVALID,
-    malformed,
+    REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_QUOTA_EXCEEDED, REASON_SUCCESS,
+    REASON_TOPIC_ALIAS_INVALID, REASON_TOPIC_NAME_INVALID, malformed, reason_allowed,
 )
-from pyx.protocol.topics cimport topic_matches, topic_name_valid
-from pyx.protocol.wire cimport Cursor, put_u16, put_varint, read_binary, read_u16, read_varint, varint_size
+from pyx.protocol.topics cimport has_wildcard, topic_matches
+from pyx.protocol.wire cimport (
+    Cursor, characters_allowed, put_u16, put_varint, read_binary, read_u16, read_varint, utf8_valid, varint_size,
+)
+
+from pyx.protocol.reasons import MqttError
 
 cdef enum:
     IDENTIFIERS = 65536
@@ -75,15 +83,19 @@ cdef bytes taken(PacketBytes* out):
 
 @cython.final
 cdef class TopicMap:
-    """A Topic Filter of one broker, and the beginnings of its topics there and at the other broker."""
+    """A Topic Filter of one broker, and the beginnings of its topics there and at the other broker. is_ours: whether
+    its messages cross here, and not over another connection of the bridge.
+    """
 
     cdef bytes filter, prefix, other_prefix
     cdef const uint8_t* at
     cdef const uint8_t* prefix_at
     cdef const uint8_t* other_at
     cdef size_t length, prefix_length, other_length
+    cdef bint is_ours
 
-    def __init__(self, bytes filter not None, bytes prefix not None, bytes other_prefix not None):
+    def __init__(self, bytes filter not None, bytes prefix not None, bytes other_prefix not None, bint is_ours=True):
+        self.is_ours = is_ours
         self.filter, self.prefix, self.other_prefix = filter, prefix, other_prefix      # they are borrowed from below
         self.at, self.length = <const uint8_t*>PyBytes_AS_STRING(filter), <size_t>len(filter)
         self.prefix_at, self.prefix_length = <const uint8_t*>PyBytes_AS_STRING(prefix), <size_t>len(prefix)
@@ -110,6 +122,8 @@ cdef class Crossing:
     cdef uint32_t other_bytes_max, packet_bytes_max
     cdef bint retains
     cdef Crossing partner               # of the packets of the other broker
+    cdef Limits limits                  # of the other broker, if that is this one
+    cdef Scratch scratch
     cdef uint16_t refuses               # a PUBLISH with this Packet Identifier does not cross
     cdef list maps, own
     cdef bytearray part                 # what has come and is not handled yet
@@ -117,13 +131,14 @@ cdef class Crossing:
     cdef PacketBytes out, back
     cdef uint8_t* open_ids              # bits: PUBLISH of QoS 2 that have crossed, and no PUBREL yet
     cdef uint8_t* ended_ids             # bits: PUBCOMP that do not cross: nobody there waits for them
-    cdef uint8_t* lowered_ids           # bits: messages of QoS 2 that have crossed with a lower QoS
+    cdef uint8_t* lowered_ids           # bits: messages of QoS 2 that have not crossed with that: PUBREL does not, either
     cdef readonly uint16_t first_id
     """Packet Identifier of the first message of QoS 1 or 2 that has crossed since `begin`; 0: none has."""
     cdef readonly uint64_t answered
     """Of these, how many the other broker has answered since then."""
     cdef readonly bint is_behind
     """Whether `feed` has to be called again, with or without more: a call does not do any amount of work."""
+    cdef uint64_t taken_bytes
     cdef readonly uint64_t messages
     """Messages that have crossed."""
     cdef readonly uint64_t message_bytes
@@ -133,7 +148,7 @@ cdef class Crossing:
     cdef readonly uint64_t too_large
     """Messages that are larger than the other broker takes; they are refused."""
     cdef readonly uint64_t refused
-    """Acknowledgements with a failure: messages that this broker has refused."""
+    """Acknowledgements with a failure, and messages that the other broker would end the connection for."""
 
     def __cinit__(self):
         self.open_ids = <uint8_t*>realloc(NULL, IDENTIFIERS // 8)
@@ -150,6 +165,7 @@ cdef class Crossing:
         free(self.open_ids)
         free(self.ended_ids)
         free(self.lowered_ids)
+        free(self.scratch.buf)
 
     def __init__(self, list maps not None, uint32_t packet_bytes_max):
         """packet_bytes_max: a packet that is larger is malformed."""
@@ -160,6 +176,10 @@ cdef class Crossing:
     def pair(self, Crossing partner not None):
         """Know the way of the other broker's packets, whose answers belong to the messages of this one."""
         self.partner, partner.partner = partner, self
+
+    def judge(self, Limits limits not None):
+        """Refuse what a broker of MQTT 5 with these limits, this one, would end the connection for."""
+        self.limits = limits
 
     def begin(self, uint8_t version, uint8_t other_version, uint32_t other_bytes_max, bint retains,
               uint8_t qos_max=2):
@@ -201,6 +221,10 @@ cdef class Crossing:
             at += used
         self.is_behind = at < n
         return at
+
+    def publish_bytes(self):
+        """Return how many bytes of PUBLISH have come, that of one that is not complete included."""
+        return self.taken_bytes + <uint64_t>len(self.part)
 
     def answers(self):
         """Return what the broker is to be answered by the bridge itself."""
@@ -261,9 +285,10 @@ cdef class Crossing:
         c.at = p + at
         c.end = p + length
         if kind == PUBLISH:
+            self.taken_bytes += length
             self.publish(p[0], &c)
         elif PUBACK <= kind <= PUBCOMP:
-            self.ack(p, &c, length)
+            self.ack(kind, &c)
         elif kind == CONNACK or kind == SUBACK or kind == UNSUBACK or kind >= PINGRESP and kind <= AUTH:
             if len(self.own) == OWN_MAX:
                 malformed("answers to what no bridge asks for")
@@ -279,13 +304,13 @@ cdef class Crossing:
     cdef int publish(self, uint8_t first, Cursor* c) except -1:
         cdef const uint8_t* topic
         cdef const uint8_t* properties
-        cdef size_t n, properties_bytes = 0
+        cdef size_t n, properties_bytes = 0, began
         cdef uint16_t number = 0
-        cdef uint8_t qos = first >> 1 & 3
+        cdef uint8_t qos = first >> 1 & 3, reason
         cdef TopicMap found = None
         cdef TopicMap each
         n = <size_t>read_binary(c, &topic)
-        if not topic_name_valid(topic, n) or qos == 3:
+        if n == 0 or has_wildcard(topic, n) or not utf8_valid(topic, n) or qos == 3:
             malformed("PUBLISH without a Topic Name, or of QoS 3")
         if qos:
             number = <uint16_t>read_u16(c)
@@ -311,13 +336,27 @@ cdef class Crossing:
         if found is None:
             self.unmapped += 1
             return self.answer(qos, number, REASON_TOPIC_NAME_INVALID)
+        if not found.is_ours:
+            if qos == 2:
+                self.lowered_ids[number >> 3] |= <uint8_t>(1 << (number & 7))
+            return self.answer(qos, number, REASON_SUCCESS)
         if qos > self.qos_max:
             first = first & 0xF9 | <uint8_t>(self.qos_max << 1)
             if self.qos_max == 0:
                 first &= 0xF7           # DUP has no meaning
+        began = self.out.length
         if not self.pass_on(first, number if self.qos_max else 0, found, topic, n, properties, properties_bytes, c):
             self.too_large += 1
             return self.answer(qos, number, REASON_IMPLEMENTATION_SPECIFIC_ERROR)
+        reason = self.judged(began)
+        if reason != REASON_SUCCESS:
+            self.out.length = began
+            self.refused += 1
+            return self.answer(qos, number, reason)
+        self.messages += 1
+        self.message_bytes += self.out.length - began
+        if qos:
+            self.lowered_ids[number >> 3] &= <uint8_t>~(1 << (number & 7))
         if qos > self.qos_max:
             if qos == 2:
                 self.lowered_ids[number >> 3] |= <uint8_t>(1 << (number & 7))
@@ -325,7 +364,6 @@ cdef class Crossing:
                 return self.answer(qos, number, REASON_SUCCESS)
         elif qos == 2:
             self.open_ids[number >> 3] |= <uint8_t>(1 << (number & 7))
-            self.lowered_ids[number >> 3] &= <uint8_t>~(1 << (number & 7))
         if qos and self.first_id == 0:
             self.first_id = number
         return 0
@@ -363,9 +401,31 @@ cdef class Crossing:
         memcpy(p, c.at, payload)
         p += payload
         self.out.length += <size_t>(p - began)
-        self.messages += 1
-        self.message_bytes += <uint64_t>(p - began)
         return True
+
+    cdef uint8_t judged(self, size_t began) except 0xFF:
+        """Return why this broker would end the connection for the PUBLISH that begins here; 0: it would not."""
+        cdef uint8_t* p = self.out.at + began
+        cdef size_t header = 2
+        cdef Publish pub
+        if self.limits is None:
+            return REASON_SUCCESS
+        while p[header - 1] >= 0x80:
+            header += 1
+        try:
+            decode_publish(&pub, p[0] & 0x0F, p + header, <uint32_t>(self.out.length - began - header), True,
+                           &self.scratch)
+            if pub.has_alias:
+                return REASON_TOPIC_ALIAS_INVALID       # none is offered
+            self.cost(<uint64_t>pub.props_len // 1024 * KIBI)
+            if not characters_allowed(pub.topic, pub.topic_len):
+                return REASON_TOPIC_NAME_INVALID
+            if pub.props_len > self.limits.unwalked_bytes and \
+                    publish_lists_too_much(pub.props, pub.props_len, self.limits):
+                return REASON_QUOTA_EXCEEDED
+        except MqttError:
+            return REASON_IMPLEMENTATION_SPECIFIC_ERROR
+        return REASON_SUCCESS
 
     cdef int answer(self, uint8_t qos, uint16_t number, uint8_t reason) except -1:
         """Answer a message that does not cross. Before MQTT 5 there are no reasons: its PUBREL, which follows, crosses,
@@ -388,8 +448,8 @@ cdef class Crossing:
         out.length += 5 if with_reason else 4
         return 0
 
-    cdef int ack(self, const uint8_t* packet, Cursor* c, size_t length) except -1:
-        cdef uint8_t kind = packet[0] >> 4, bit
+    cdef int ack(self, uint8_t kind, Cursor* c) except -1:
+        cdef uint8_t bit
         cdef uint8_t reason = REASON_SUCCESS
         cdef uint16_t number = <uint16_t>read_u16(c)
         bit = <uint8_t>(1 << (number & 7))
@@ -397,6 +457,8 @@ cdef class Crossing:
             if self.version != 5:
                 malformed("an acknowledgement of more than 2 bytes")
             reason = c.at[0]
+        if number == 0 or not reason_allowed(kind, reason, True):
+            malformed("an acknowledgement with Packet Identifier 0, or a Reason Code that it cannot have")
         if reason >= REASON_FAILED and (kind == PUBACK or kind == PUBREC):
             self.refused += 1
         if kind == PUBREL:
@@ -413,15 +475,8 @@ cdef class Crossing:
                 self.partner.open_ids[number >> 3] &= <uint8_t>~bit
                 return 0
             if kind == PUBACK and self.partner.lowered_ids[number >> 3] & bit:
-                make_room(&self.out, ACK_BYTES_MAX)
-                if reason == REASON_NO_MATCHING_SUBSCRIBERS:
-                    reason = REASON_SUCCESS
-                return self.put_ack(&self.out, PUBREC, number, reason, self.other_version)
-        make_room(&self.out, length)
-        if self.other_version == 5 and reason != REASON_NO_MATCHING_SUBSCRIBERS:    # which only servers say
-            memcpy(self.out.at + self.out.length, packet, length)
-            self.out.length += length
-        else:
-            make_room(&self.out, ACK_BYTES_MAX)
-            self.put_ack(&self.out, kind, number, REASON_SUCCESS, 4)
-        return 0
+                kind = PUBREC
+        if reason == REASON_NO_MATCHING_SUBSCRIBERS:    # which only servers say
+            reason = REASON_SUCCESS
+        make_room(&self.out, ACK_BYTES_MAX)             # properties might be more than the other broker takes
+        return self.put_ack(&self.out, kind, number, reason, self.other_version)
