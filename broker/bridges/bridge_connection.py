@@ -50,7 +50,7 @@ _WINDOW_V4: Final = 20
 """Before MQTT 5 a broker does not say how many it takes: mosquitto refuses more by default."""
 _BLAMES_MAX: Final = 6
 """Three connections in a row that the other broker ends over the same message, or six if it does not say so, until the
-window is one message; twice as many until it is given up."""
+window is one message; twice as many until it is given up. Three, or six, over retained messages, until these are."""
 _SUBSCRIBE_SECONDS: Final = 30.0
 """Time for a SUBACK behind the last message: it comes behind all that waits for the bridge."""
 _LAST_ID: Final = 65535
@@ -146,6 +146,10 @@ class BridgeConnection:
         """Whether the session here has begun since the last connection."""
         self._blamed, self._blames = 0, 0
         """The message over which the other broker has ended the connection, and how often in a row."""
+        self._retained_at: float | None = None
+        """When retained messages were asked for, at this connection; None: they were not."""
+        self._retained_blames = 0
+        """How often in a row the other broker has ended the connection soon after that."""
         self._is_private = self._version == 4
         self._reason = ""
         self._connects = 0
@@ -215,11 +219,16 @@ class BridgeConnection:
             self._reason, self._is_connected = "", True
             self._log.info("bridge_connected", session_present=connack.session_present)
             ended = {remote.ended: "", local.ended: "this broker: "}
+            if 0 < self._retained_blames < _BLAMES_MAX:
+                done, _ = await asyncio.wait(ended, timeout=_STEADY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    await self._subscribe_local(local, connack, are_retained_sent=True)
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
             return next(whose + each.result() for each, whose in ended.items() if each.done())
         finally:
             if self._joined:
                 self._note_blame(self._joined[0][0].blame)
+                self._note_retained(self._joined[0][0].blame)
             self._joined, self._is_connected = [], False
             for each in sides:
                 each.close(_DISCONNECT)
@@ -240,6 +249,19 @@ class BridgeConnection:
             self._out.refuse(first)
             self._log.error("bridge_message_refused", packet_id=first)
 
+    def _note_retained(self, blame: int) -> None:
+        """Send retained messages later if the other broker ends the connection soon after them, for it may be one of
+        these; give them up if that goes on. What is retained is sent anew each time, whether or not it is refused.
+        """
+        if self._retained_at is None or self._retained_blames >= _BLAMES_MAX:
+            return
+        if asyncio.get_running_loop().time() - self._retained_at >= _STEADY_SECONDS:
+            self._retained_blames = 0
+        else:
+            self._retained_blames += blame
+            if self._retained_blames >= _BLAMES_MAX:
+                self._log.error("bridge_retained_given_up")
+
     # ------------------------------------------------------------ this broker
 
     async def _enrol(self, sides: list[BrokerSide]) -> None:
@@ -255,7 +277,7 @@ class BridgeConnection:
         if former - wanted:
             packet = encode_unsubscribe(5, _LAST_ID, sorted(former - wanted))
             await _in_time(local.ask(_LAST_ID, packet, _CONNECT_SECONDS), "this broker")
-        await self._subscribe_local(local, 2, _NOT_RETAINED)
+        await self._subscribe_local(local, None, are_retained_sent=False)
         local.close(_DISCONNECT)
         await _in_time(local.ended, "this broker")
 
@@ -288,12 +310,16 @@ class BridgeConnection:
             raise BridgeError(f"this broker refuses it: {_refusal(connack)}")
         return side, connack
 
-    async def _subscribe_local(self, local: BrokerSide, qos_max: int, options: int) -> None:
+    async def _subscribe_local(self, local: BrokerSide, there: Connack | None, *, are_retained_sent: bool) -> None:
+        """Subscribe to what goes out. there: what the other broker has said, if it is there."""
         filters: dict[bytes, int] = {}
+        qos_max = 2 if there is None else there.properties.get("maximum_qos", 2)
+        if are_retained_sent:
+            self._retained_at = asyncio.get_running_loop().time()
         for topic in self._out_topics:
             text = topic.local_filter.encode()
             filters[text] = max(filters.get(text, 0), min(topic.qos, qos_max))
-        options |= _NO_LOCAL | _AS_PUBLISHED
+        options = _NO_LOCAL | _AS_PUBLISHED | (0 if are_retained_sent else _NOT_RETAINED)
         await self._subscribe_to(local, 5, {text: qos | options for text, qos in filters.items()}, "this broker")
 
     # ------------------------------------------------------------ the other broker
@@ -368,7 +394,8 @@ class BridgeConnection:
 
     async def _subscribe(self, local: BrokerSide, remote: BrokerSide, connack: Connack) -> None:
         """Subscribe at both brokers."""
-        await self._subscribe_local(local, connack.properties.get("maximum_qos", 2), 0)
+        self._retained_at = None
+        await self._subscribe_local(local, connack, are_retained_sent=not self._retained_blames)
         options = _NO_LOCAL | _AS_PUBLISHED if self._version == 5 else 0
         most = self._broker.settings.protocol.maximum_qos
         filters: dict[bytes, int] = {}

@@ -26,7 +26,7 @@ from pyx.protocol.packets cimport (
 )
 from pyx.protocol.reasons cimport (
     REASON_IMPLEMENTATION_SPECIFIC_ERROR, REASON_NO_MATCHING_SUBSCRIBERS, REASON_QUOTA_EXCEEDED, REASON_SUCCESS,
-    REASON_TOPIC_ALIAS_INVALID, REASON_TOPIC_NAME_INVALID, malformed, reason_allowed,
+    REASON_TOPIC_NAME_INVALID, malformed, reason_allowed,
 )
 from pyx.protocol.topics cimport has_wildcard, topic_matches
 from pyx.protocol.wire cimport (
@@ -416,7 +416,7 @@ cdef class Crossing:
             decode_publish(&pub, p[0] & 0x0F, p + header, <uint32_t>(self.out.length - began - header), True,
                            &self.scratch)
             if pub.has_alias:
-                return REASON_TOPIC_ALIAS_INVALID       # none is offered
+                return REASON_IMPLEMENTATION_SPECIFIC_ERROR     # none is offered
             self.cost(<uint64_t>pub.props_len // 1024 * KIBI)
             if not characters_allowed(pub.topic, pub.topic_len):
                 return REASON_TOPIC_NAME_INVALID

@@ -8,13 +8,14 @@ from tests.broker_process import KIND
 from tests.integration.test_bridges import SECONDS, Dial, Start, dial, start, states, tables, wait_for_bridges
 from tests.scripted_broker import ScriptedBroker
 from tests.waiting import let_pass, wait_until
-from tests.wire import Client, Packet, ack, publish
+from tests.wire import Client, Packet, ack, packet, publish
 
 __all__ = ["dial", "start"]
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="bridges are mqttd's own")
 
 IN = "{pattern = '#', direction = 'in', qos = 2}"
+ENDED = packet("DISCONNECT", 0, b"\x90")
 STRICT = "refuse_disallowed_characters = true\n"
 LIMITS = "[limits]\nuser_properties_max = 2\n[protocol]\nmaximum_qos = 1\n"
 
@@ -40,7 +41,7 @@ def test_what_this_broker_would_end_the_connection_for_is_refused(start: Start, 
         remote.send(*bad, publish(version, "control/\x01", b"", qos=0))
         for number, _ in enumerate(bad, 1):
             got = remote.expect("PUBACK", packet_id=number)
-            assert got.reason == (0 if version < 5 else [0x90, 0x83, 0x97, 0x94][number - 1])
+            assert got.reason == (0 if version < 5 else [0x90, 0x83, 0x97, 0x83][number - 1])
         properties = two if version == 5 else {}
         remote.send(publish(version, "good", b"1", qos=2, packet_id=9, properties=properties))
         assert local.receive("good", b"1", qos=1).properties == properties
@@ -120,3 +121,27 @@ def test_a_message_that_two_tables_match_crosses_once(start: Start, dial: Dial, 
     remote.expect_silence()
     assert sum(each["messages_out"] for each in states(here)) == 2
     assert sum(each["refused"] for each in states(here)) == 0
+
+
+def test_a_retained_message_that_the_other_broker_does_not_stand(start: Start, dial: Dial) -> None:
+    """It is sent with each connection, and not repeated under a Packet Identifier: later, then not any more."""
+    with ScriptedBroker() as there:
+        topics = "{pattern = 'out/#'}, {pattern = 'in', direction = 'in'}"
+        here = start(tables(there.url, topics, reconnect_seconds_max=1))
+        local = dial(here.address, "local")
+        local.subscribe("in")
+        local.publish("out/bad", b"x", retain=True)
+        remote = there.accept()
+        remote.welcome()
+        remote.receive("out/bad", b"x")
+        remote.send(ENDED)
+        remote = there.accept()
+        remote.welcome()
+        remote.kept.append(remote.expect("SUBSCRIBE"))
+        remote.grant()
+        remote.send(publish(5, "in", b"1"))
+        local.receive("in", b"1")
+        local.publish("out/good", b"2", qos=1)
+        remote.receive("out/good", b"2")
+        remote.receive("out/bad", b"x", retain=True)
+        assert len(here.logged("bridge_connected")) == 1

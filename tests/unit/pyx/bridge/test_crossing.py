@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.config.data_path import fill
+from broker.config.settings import Settings
 from pyx.bridge.crossing import Crossing, TopicMap
+from pyx.core.limits import Limits
 from pyx.protocol.codec import Decoder, encode_ack, encode_connack, encode_publish, encode_suback
 from pyx.protocol.packets import Ack, Packet, Publish
 from pyx.protocol.reasons import MqttError
@@ -26,6 +29,10 @@ def crossing(
     made = Crossing([TopicMap(*each) for each in maps or [(b"#", b"", b"")]], bytes_max)
     made.begin(*versions, other_bytes_max, retains)
     return made
+
+
+def limits(**bounds: int) -> Limits:
+    return fill(Limits(), Settings.model_validate({"limits": bounds}))
 
 
 def packets(data: bytes, version: int = 5) -> list[Packet]:
@@ -163,6 +170,8 @@ def test_packets_for_the_bridge_itself_stay() -> None:
         b"\x32\x04\x00\x01a\x00",
         b"\x30\x04\x00\x01a\x05",  # properties that reach behind the end
         b"\x40\x01\x00",
+        b"\x40\x02\x00\x00",  # Packet Identifier 0
+        b"\x40\x03\x00\x01\x92",  # a Reason Code of PUBREL
         b"\xd0\x00" * 201,
         b"\x90\xff\xff\x07",  # a SUBACK of 128 KiB
     ],
@@ -286,3 +295,61 @@ def test_a_message_that_the_other_broker_does_not_stand_is_refused() -> None:
     assert way.answers() == encode_ack(5, PUBACK, 9, 0x83)
     assert way.refused == 1
     assert way.feed(one), "once"
+
+
+def test_a_message_of_qos_1_may_have_the_identifier_of_one_that_crossed_lowered() -> None:
+    """Its PUBACK is none of the former one, which its session has lost."""
+    way, back = crossing(), crossing()
+    way.pair(back)
+    way.begin(5, 5, ANY, True, 1)
+    way.feed(encode_publish(5, b"a", b"", 2, packet_id=9, from_server=True))
+    way.begin(5, 5, ANY, True, 1)
+    way.feed(encode_publish(5, b"a", b"", 1, packet_id=9, from_server=True))
+    assert back.feed(encode_ack(5, PUBACK, 9, 0, None, True)) == encode_ack(5, PUBACK, 9)
+
+
+@pytest.mark.parametrize("of", [4, 5])
+def test_a_message_of_a_table_of_another_connection_does_not_cross(of: int) -> None:
+    """Who sends it is told that it has; it is neither counted nor refused."""
+    maps = [TopicMap(b"a/#", b"", b"", is_ours=False), TopicMap(b"#", b"", b"")]
+    way, back = Crossing(maps, ANY), crossing(versions=(5, of))
+    way.pair(back)
+    way.begin(of, 5, ANY, True)
+    for qos in (0, 1, 2):
+        assert way.feed(encode_publish(of, b"a/b", b"", qos, packet_id=qos, from_server=True)) == b""
+    assert way.answers() == encode_ack(of, PUBACK, 1) + encode_ack(of, PUBREC, 2)
+    assert way.feed(encode_ack(of, PUBREL, 2, 0, None, True)) == b""
+    assert way.answers() == encode_ack(of, PUBCOMP, 2)
+    assert way.release() == (b"", [])
+    assert (way.messages, way.unmapped, way.refused) == (0, 0, 0)
+    assert way.feed(encode_publish(of, b"b", b"", from_server=True))
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_user_properties_as_many_as_the_broker_takes(more: int) -> None:
+    way = crossing()
+    way.judge(limits(user_properties_max=20, user_property_bytes_max=1000))
+    properties = {"user_property": [("a", "b" * 49)] * (20 + more)}
+    out = way.feed(encode_publish(5, b"a", b"", 1, packet_id=3, properties=properties, from_server=True))
+    assert bool(out) == (not more)
+    assert way.answers() == (encode_ack(5, PUBACK, 3, 0x97) if more else b"")
+    assert (way.messages, way.refused) == (1 - more, more)
+
+
+@pytest.mark.parametrize("properties", [b"\x02\x01\x05", b"\x03#\0\1"], ids=["format", "alias"])
+def test_what_the_broker_would_end_the_connection_for(properties: bytes) -> None:
+    body = b"\x00\x01a\x00\x03" + properties
+    way = crossing()
+    way.judge(limits())
+    good = encode_publish(5, b"b", b"1", from_server=True)
+    assert way.feed(b"\x32" + bytes([len(body)]) + body + good) == encode_publish(5, b"b", b"1")
+    assert way.answers() == encode_ack(5, PUBACK, 3, 0x83)
+
+
+def test_bytes_of_publish_are_counted_while_they_come() -> None:
+    way = crossing()
+    one = encode_publish(5, b"a", bytes(100), from_server=True)
+    way.feed(one + b"\xd0\x00" + one[:50])
+    assert way.publish_bytes() == len(one) + 50
+    way.feed(one[50:])
+    assert way.publish_bytes() == 2 * len(one)
