@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.broker_process import KIND
+from tests.integration.test_admin import ids_on
 from tests.integration.test_bridges import SECONDS, Dial, Start, dial, start, states, tables, wait_for_bridges
 from tests.scripted_broker import ScriptedBroker
 from tests.waiting import let_pass, wait_until
@@ -145,3 +150,130 @@ def test_a_retained_message_that_the_other_broker_does_not_stand(start: Start, d
         remote.receive("out/good", b"2")
         remote.receive("out/bad", b"x", retain=True)
         assert len(here.logged("bridge_connected")) == 1
+
+
+BOTH = "{pattern = 'in', direction = 'in', qos = 2}, {pattern = 'out', qos = 2}"
+
+
+def test_a_session_that_only_the_other_broker_has_lost(start: Start, dial: Dial) -> None:
+    """In the middle of QoS 2 both ways: a Packet Identifier that it uses anew is that of a new message."""
+    with ScriptedBroker() as there:
+        here = start(tables(there.url, BOTH, reconnect_seconds_max=1), store="leveldb")
+        local = dial(here.address, "local")
+        local.subscribe("in", qos=2)
+        remote = there.accept()
+        remote.welcome()
+        remote.grant()
+        remote.send(publish(5, "in", b"1", qos=2, packet_id=1))
+        remote.await_packet("PUBREC", 1)
+        local.receive("in", b"1")
+        local.publish("out", b"a", qos=2)
+        asked = remote.expect("PUBLISH")
+        remote.ack("PUBREC", asked.packet_id)
+        remote.expect("PUBREL", packet_id=asked.packet_id)
+        remote.close()
+        remote = there.accept()
+        remote.welcome(session_present=False)
+        remote.send(publish(5, "in", b"2", qos=2, packet_id=1))
+        remote.await_packet("PUBREL", asked.packet_id)
+        remote.ack("PUBCOMP", asked.packet_id, 0x92)
+        remote.grant()
+        remote.await_packet("PUBREC", 1)
+        remote.ack("PUBREL", 1)
+        assert remote.await_packet("PUBCOMP", 1).reason == 0
+        local.receive("in", b"2")
+        local.expect_silence()
+        wait_until(lambda: states(here)[0]["waiting"] == 0, SECONDS, "nothing waits")
+        assert not remote.kept
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_qos_2(start: Start, dial: Dial) -> None:
+    with ScriptedBroker() as there:
+        here = start(tables(there.url, BOTH, reconnect_seconds_max=1), 2, store="leveldb")
+        remote = there.accept()
+        remote.welcome()
+        remote.grant()
+        wait_for_bridges(here)
+        worker = states(here)[0]["worker"]
+        local = dial(here.address, ids_on(1 - worker, 2))
+        local.subscribe("in", qos=2)
+        remote.send(publish(5, "in", b"1", qos=2, packet_id=1))
+        remote.await_packet("PUBREC", 1)
+        local.publish("out", b"a", qos=2)
+        asked = remote.await_packet("PUBLISH")
+        remote.ack("PUBREC", asked.packet_id)
+        remote.await_packet("PUBREL", asked.packet_id)
+        os.kill(here.worker_pids()[worker], signal.SIGKILL)
+        remote = there.accept()
+        remote.welcome(session_present=True)
+        remote.send(publish(5, "in", b"1", qos=2, packet_id=1, dup=True))
+        remote.await_packet("PUBREL", asked.packet_id)
+        remote.ack("PUBCOMP", asked.packet_id)
+        remote.grant()
+        remote.await_packet("PUBREC", 1)
+        remote.ack("PUBREL", 1)
+        remote.await_packet("PUBCOMP", 1)
+        local.receive("in", b"1")
+        local.expect_silence()
+        wait_until(lambda: states(here)[0]["waiting"] == 0, SECONDS, "nothing waits")
+        assert not [each for each in remote.kept if each.kind == "PUBLISH"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_receive_maximum_of_the_other_broker(start: Start, dial: Dial, qos: int) -> None:
+    """A message of QoS 2 counts until its PUBCOMP."""
+    with ScriptedBroker() as there:
+        here = start(tables(there.url, "{pattern = 'out', qos = 2}"))
+        remote = there.accept()
+        remote.welcome(properties={"receive_maximum": 3})
+        wait_for_bridges(here)
+        local = dial(here.address, "local")
+        for number in range(10):
+            local.publish("out", b"%d" % number, qos=qos)
+        wait_until(lambda: states(here)[0]["waiting"] == 7, SECONDS, "the others wait")
+        unanswered = [remote.expect("PUBLISH").packet_id for _ in range(3)]
+        for sent in range(3, 10):
+            number = unanswered.pop(0)
+            if qos == 2:
+                remote.ack("PUBREC", number)
+                remote.expect("PUBREL", packet_id=number)
+            assert states(here)[0]["messages_out"] == sent
+            remote.ack("PUBACK" if qos == 1 else "PUBCOMP", number)
+            unanswered.append(remote.expect("PUBLISH", payload=b"%d" % sent).packet_id)
+
+
+def test_few_answers_behind_much_that_waits(start: Start, dial: Dial) -> None:
+    """Only a broker that takes none of very many is given up."""
+    with ScriptedBroker(receive_bytes=4096) as there:
+        here = start(tables(there.url, "{pattern = 'out'}"))
+        remote = there.accept()
+        remote.welcome()
+        wait_for_bridges(here)
+        local = dial(here.address, "local")
+        for _ in range(100):
+            local.publish("out", bytes(100_000), qos=1)
+        remote.send(publish(5, "no table has it", b"", qos=1, packet_id=7))
+        wait_until(lambda: states(here)[0]["refused"] == 1, SECONDS, "it is refused")
+        for _ in range(100):
+            remote.await_packet("PUBLISH")
+        remote.await_packet("PUBACK", 7)
+        assert states(here)[0]["connects"] == 1
+
+
+def test_connections_that_have_ended_leave_no_sockets(start: Start, dial: Dial) -> None:
+    """Also if the other broker neither closes its end, nor takes what waits for it."""
+    with ScriptedBroker(receive_bytes=4096) as there:
+        here = start(tables(there.url, "{pattern = 'out'}", reconnect_seconds_max=1))
+        remote = there.accept()
+        local = dial(here.address, "local")
+        for _ in range(50):
+            local.publish("out", bytes(100_000), qos=1)
+        open_files = Path(f"/proc/{here.worker_pids()[0]}/fd")
+        counts = []
+        for _ in range(3):
+            remote.welcome()
+            counts.append(len(list(open_files.iterdir())))
+            remote.await_packet("PUBLISH")
+            remote.send(ENDED)
+            remote = there.accept()
+        wait_until(lambda: len(list(open_files.iterdir())) <= counts[0], SECONDS, "the former sockets are closed")
