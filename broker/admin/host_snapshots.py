@@ -134,7 +134,8 @@ class HostSnapshots:
             return {"state": "failed", "reason": part.reason}
         if part.running is not None and part.running.done():
             return {"state": "failed", "reason": "an internal error: the log there has the details"}
-        return {"state": "running", "progress": _last_line(part.said)}
+        said = _last_line(part.said)
+        return {"state": "running", "progress": said.rpartition(": ")[2] if said.startswith("snapshot ") else ""}
 
     async def end(self, id_: str) -> dict[str, Any]:
         """Give up a snapshot, or remove it again, unless it has a manifest."""

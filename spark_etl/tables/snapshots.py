@@ -113,7 +113,7 @@ def _below(directory: Path, partial: str) -> list[Path]:
         if NAME in files:
             names.clear()
             found.append(Path(path))
-    return found or [directory]
+    return found if found or partial == "skip" else [directory]
 
 
 def _is_whole(directory: Path, partial: str) -> bool:
