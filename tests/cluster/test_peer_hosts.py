@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def test_an_address_that_is_taken() -> None:
         wait_until(lambda: host.logged("cluster_ready", size), SECONDS, "it has joined")
 
 
+@contextmanager
+def last_leads(quorum: int, workers: Sequence[int], *arguments: Any, **options: Any) -> Iterator[Hosts]:
+    """As peer_hosts_of, with the last host as the leader: the others may die without a new election, in which a client
+    that they own may be served elsewhere, and closed when it is known who owns it.
+    """
+    with peer_hosts_of(workers, *arguments, quorum=quorum, **options) as hosts:
+        while (leader := leader_of(hosts)) is not hosts[-1]:
+            size = leader.stderr_size()
+            os.kill(leader.control_pid(), signal.SIGKILL)
+            wait_until(partial(leader.logged, "cluster_joined", size), SECONDS, f"{leader.node} joins again")
+        yield hosts
+
+
 @pytest.mark.parametrize(
     ("test", "quorum"),
     [
@@ -186,11 +200,10 @@ def test_an_address_that_is_taken() -> None:
         (test_hosts_that_fail.test_clients_of_others_are_not_disturbed_by_a_dead_host, 0),
         (test_hosts_that_fail.test_a_host_that_was_no_member_is_sent_what_it_is_owed, 1),
         (test_moves.test_the_owner_was_dead, 1),
-        (test_moves.test_a_client_returns_to_its_dead_host, 1),
     ],
 )
 def test_as_with_etcd(test: Callable[[], None], quorum: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of hosts with etcd, with peers. Where one of two hosts has to decide alone the quorum is 1."""
     for module in test_hosts_that_fail, test_moves:
-        monkeypatch.setattr(module, "hosts_of", partial(peer_hosts_of, quorum=quorum))
+        monkeypatch.setattr(module, "hosts_of", partial(last_leads, quorum))
     test()
