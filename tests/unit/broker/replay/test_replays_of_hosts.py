@@ -459,3 +459,24 @@ def test_a_copied_archive_is_not_read() -> None:
     cluster.look()
     assert [event for _, event, _ in cluster.hosts[1].logs[0].events].count("archive_copied") == 1
     assert cluster.hosts[1].node.replaying.hosts.by_tag == {}
+
+
+def test_a_host_without_an_archive_reads_that_of_another() -> None:
+    cluster = Cluster(1, 1)
+    sent = cluster.archive(1, 1, 2)
+    host = Host(1, start_ms=max(each.now_ms for each in cluster.hosts.values()))
+    cluster.left.add(2)
+    cluster.look()
+    cluster.hosts[2] = host
+    cluster.left.clear()
+    host.node.replaying.hosts.way = Way(cluster, 2, 0)
+    cluster.look()
+    peer = subscriber(host)
+    assert cluster.ask(peer, "earliest").codes == (0,)
+    packets = cluster.got(peer)
+    assert payloads(packets) == sent
+    other = subscriber(cluster.hosts[1], "other")
+    assert cluster.ask(other, offset_of(packets[0])).codes == (0,)
+    assert payloads(cluster.got(other)) == sent[1:]
+    assert cluster.ask(peer, "earliest", ("b/#", 0)).codes == (CANNOT,)
+    cluster.sound()
