@@ -86,7 +86,10 @@ class Leadership:
         """The number of the last plan that the workers were told."""
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Take part until cancelled. What a former control process of this host has let the workers do ends: whether its
+        plan is still in force is not known.
+        """
+        self._tell(0, [], 0.0)
         while True:
             try:
                 async with asyncio.TaskGroup() as group:

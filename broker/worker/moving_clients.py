@@ -8,7 +8,7 @@ a will that is due at once. A client that has come back is not told again, as lo
     control -> worker   MoveClients (`broker.admin.requests`): how many clients to which address, for the plan with a
     number
 
-A plan is carried out once: the same number again changes nothing. It is given up when the control process takes it
+A plan is carried out once: the same number again changes nothing, also after it was taken back. It is given up when the control process takes it
 back, or when it takes far longer than it should.
 """
 
@@ -73,10 +73,10 @@ class MovingClients:
 
     def take(self, request: MoveClients) -> int:
         """Carry out a plan, or give it up. Return how many clients are still to be sent away."""
-        if request.plan == self._plan and request.to:
-            return self.left
-        self._plan, self._places = request.plan, list(request.to)
-        if self._places:
+        if not request.to:
+            self._places = []
+        elif request.plan != self._plan:
+            self._plan, self._places = request.plan, list(request.to)
             now = self._now()
             self._per_second = request.per_second
             self._until = now + (2 * self.left / request.per_second if request.per_second else 0.0) + _LATE_SECONDS

@@ -82,6 +82,8 @@ def run(test: Callable[[Part], Coroutine[Any, Any, None]], **settings: Any) -> N
         try:
             await made.until(lambda: made.part.report()["leader"]["is_this_host"], "it leads")
             await made.until(lambda: made.part.report()["advice"], "it advises")
+            assert made.told == [(0, [], 0.0)], "what a former process has begun ends"
+            made.told.clear()
             await test(made)
         finally:
             task.cancel()

@@ -85,6 +85,11 @@ def test_a_plan_that_is_taken_back(owning: OwningHost) -> None:
     assert moves(owning, 7) == 0
     owning.pass_time(20)
     assert closed(clients) == gone
+    assert moves(owning, 7, (THERE, 6)) == 0, "not again"
+    assert moves(owning, 0) == 0, "a control process that was started anew knows no number"
+    assert moves(owning, 7, (THERE, 6)) == 0, "nor is it carried out again then"
+    owning.pass_time(5)
+    assert closed(clients) == gone
 
 
 def test_the_pace(owning: OwningHost) -> None:
