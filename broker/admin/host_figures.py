@@ -109,7 +109,7 @@ class HostFigures:
                 asked.append(self._workers.ask(worker, MoveClients(plan, tuple(to), pace)))
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answer, NoAnswer):
-                log = self._log.warning if places else self._log.debug  # whoever is down moves nobody
-                log("clients_not_moved", plan=plan, reason=str(answer))
+                if places:  # else there is nothing to end: whoever is down moves nobody
+                    self._log.warning("clients_not_moved", plan=plan, reason=str(answer))
             elif isinstance(answer, BaseException):
                 raise answer

@@ -86,8 +86,8 @@ class Leadership:
         """The number of the last plan that the workers were told."""
 
     async def run(self) -> None:
-        """Take part until cancelled. What a former control process of this host has let the workers do ends: whether its
-        plan is still in force is not known.
+        """Take part until cancelled. What a former control process of this host has let the workers do ends: it is not
+        known whether that plan is still in force.
         """
         self._tell(0, [], 0.0)
         while True:

@@ -8,8 +8,8 @@ a will that is due at once. A client that has come back is not told again, as lo
     control -> worker   MoveClients (`broker.admin.requests`): how many clients to which address, for the plan with a
     number
 
-A plan is carried out once: the same number again changes nothing, also after it was taken back. It is given up when the control process takes it
-back, or when it takes far longer than it should.
+A plan is carried out once: the same number again changes nothing, also after it was taken back. It is given up when the
+control process takes it back, or when it takes far longer than it should.
 """
 
 from __future__ import annotations

@@ -102,9 +102,6 @@ class Asked:
     def warning(self, event: str, **_fields: Any) -> None:
         self.lines.append(event)
 
-    def debug(self, event: str, **_fields: Any) -> None:
-        self.lines.append(f"debug {event}")
-
 
 def figures_of(*clients: int) -> tuple[HostFigures, Asked]:
     rows = []
@@ -150,4 +147,4 @@ def test_a_worker_that_does_not_answer(fails: set[int]) -> None:
     assert len(asked.requests) == 2
     assert asked.lines == ["clients_not_moved"] * len(fails)
     asyncio.run(figures.send_away(5, [], 0.0))
-    assert asked.lines[len(fails) :] == ["debug clients_not_moved"] * len(fails)
+    assert len(asked.lines) == len(fails), "there is nothing to end"
