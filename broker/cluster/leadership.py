@@ -17,7 +17,7 @@ from broker.cluster.contract import Coordination, CoordinationError, Entry
 from broker.cluster.election import Election
 from broker.cluster.host_load import HostLoad, LoadReports
 from broker.cluster.host_record import HostRecord, HostState
-from broker.cluster.leading import ADVICE, PLAN, Leading, PlanPace
+from broker.cluster.leading import ADVICE, PLAN, LeaderDuties, PlanPace
 
 if TYPE_CHECKING:
     from broker.config.cluster import Cluster
@@ -69,7 +69,7 @@ class Leadership:
         self._log = log
         self._election = Election(coordination, settings.name, self._node, lease, is_proven, self)
         self._reports = LoadReports(coordination, settings.name, self._node, lease, measure)
-        self._leading = Leading(
+        self._leading = LeaderDuties(
             coordination,
             settings.name,
             self._election,

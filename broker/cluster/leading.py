@@ -36,7 +36,7 @@ from broker.cluster.reaping import Reaper
 if TYPE_CHECKING:
     from broker.logs import Log
 
-__all__ = ["ADVICE", "ADVICE_SECONDS", "PLAN", "REAP_SECONDS", "SETTLE_SECONDS", "Leading", "PlanPace"]
+__all__ = ["ADVICE", "ADVICE_SECONDS", "PLAN", "REAP_SECONDS", "SETTLE_SECONDS", "LeaderDuties", "PlanPace"]
 
 PLAN: Final = "plan"
 ADVICE: Final = "advice"
@@ -71,7 +71,7 @@ class _Plan:
         return sum(sum(each.values()) for each in self.moves.values())
 
 
-class Leading:
+class LeaderDuties:
     """The leader's work, in any process that may be it. hosts: as last seen, by node id. rebalances: whether clients
     are spread. clock: seconds that go on.
     """

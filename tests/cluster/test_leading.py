@@ -17,7 +17,7 @@ from broker.cluster.contract import CoordinationError, Delete, Entry, Put
 from broker.cluster.election import Election, NotLeading
 from broker.cluster.host_load import REPORT_SECONDS, HostLoad, LoadReports, loads_of
 from broker.cluster.host_record import HostRecord, HostState
-from broker.cluster.leading import ADVICE, ADVICE_SECONDS, PLAN, REAP_SECONDS, SETTLE_SECONDS, Leading, PlanPace
+from broker.cluster.leading import ADVICE, ADVICE_SECONDS, PLAN, REAP_SECONDS, SETTLE_SECONDS, LeaderDuties, PlanPace
 from broker.cluster.ownership import prefix_of_owners
 from broker.cluster.reaping import Reaper
 from tests.cluster.in_memory import CoordinatorInMemory
@@ -61,7 +61,7 @@ class Leader:
         self.log = Lines()
         self.election = Election(self.coordination, CLUSTER, "a", lambda: self.lease, lambda: True, self)
         log: Any = self.log
-        self.leading = Leading(
+        self.leading = LeaderDuties(
             self.coordination,
             CLUSTER,
             self.election,
