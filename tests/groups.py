@@ -23,7 +23,16 @@ TOGETHER = ("spark",)
 APART = ("chaos", "integration", "simulation", "machine")
 """Folders whose tests are a group each."""
 
-APART_FILES = ("unit/pyx/delivery/test_bound", "unit/pyx/io/test_bound")
+APART_FILES = (
+    "cluster/test_hosts_that_",
+    "cluster/test_histories",
+    "cluster/test_commands",
+    "cluster/test_draining",
+    "cluster/test_peer_",
+    "cluster/test_spreading",
+    "unit/pyx/delivery/test_bound",
+    "unit/pyx/io/test_bound",
+)
 """Beginnings of the names of other such files."""
 
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
@@ -40,6 +49,7 @@ FIRST: Sequence[str] = (
     *APART_FILES,
     "chaos/test_crash",
     "chaos/",
+    "cluster/",
     "simulation/",
     "integration/",
     "loadtest/",
