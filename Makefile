@@ -114,11 +114,14 @@ asan-tree: $(VENV)/made
 # The callbacks at the configured maxima take as long as all others; `make soak` has them.
 ASAN_SOAK = tests/unit/pyx/delivery/test_bounds_of_callbacks.py
 
+# what runs little or nothing of the compiled modules, or other processes that do
+ASAN_LEFT_OUT = $(addprefix tests/unit/broker/,admin auth cli cluster config test_logs.py test_testing.py) tests/unit/loadtest
+
 # Those marked `alone` start 64 workers: too much for a machine that runs each of them under sanitizers.
 asan: asan-tree
 	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
 	    -m "not whole_tree and not long and not soak and not alone" -n $(JOBS) --dist loadscope --no-loadscope-reorder \
-	    --ignore $(ASAN_SOAK) tests/unit tests/fuzz tests/contract $(ARGS)
+	    $(addprefix --ignore=,$(ASAN_SOAK) $(ASAN_LEFT_OUT)) tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile-tests
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
