@@ -261,8 +261,8 @@ def test_operators_see_which_host_is_away() -> None:
         text = said()
         assert "cluster: n0, ready" in text
         rows = [line.split() for line in text]
-        assert ["n0", "ready", "this", "host", "2", __version__, here.mesh_address] in rows
-        assert ["n1", "ready", "2", "of", "2", "1", __version__, there.mesh_address] in rows
+        assert ["n0", "ready", "this", "host", "2", "0", "0", __version__, here.mesh_address] in rows
+        assert ["n1", "ready", "2", "of", "2", "1", "0", "0", __version__, there.mesh_address] in rows
         there.kill()
         wait_until(lambda: not links(), SECONDS, "it is away")
         there.start()
