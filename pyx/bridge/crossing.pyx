@@ -131,7 +131,7 @@ cdef class Crossing:
     cdef PacketBytes out, back
     cdef uint8_t* open_ids              # bits: PUBLISH of QoS 2 that have crossed, and no PUBREL yet
     cdef uint8_t* ended_ids             # bits: PUBCOMP that do not cross: nobody there waits for them
-    cdef uint8_t* lowered_ids           # bits: messages of QoS 2 that have not crossed with that: PUBREL does not, either
+    cdef uint8_t* lowered_ids           # bits: of QoS 2, but crossed with less: their PUBREL does not cross
     cdef readonly uint16_t first_id
     """Packet Identifier of the first message of QoS 1 or 2 that has crossed since `begin`; 0: none has."""
     cdef readonly uint64_t answered

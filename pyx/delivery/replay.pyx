@@ -76,10 +76,10 @@ cdef class Merge:
     begins with, the number of its position, by source of this host the number behind which it begins); `floors`: by
     host, {origin: number} likewise."""
 
-    def __cinit__(self, Session session not None, int options, uint32_t identifier, uint32_t number, list hosts not None,
-                  list floors not None):
+    def __cinit__(self, Session session not None, int options, uint32_t identifier, uint32_t number,
+                  list hosts not None, list floors not None):
         cdef uint8_t[8] head
-        cdef uint32_t i, host, at
+        cdef uint32_t i, host
         cdef bytes begin, text = b"", prefix = b""
         cdef list after
         if not hosts or len(hosts) != len(floors):

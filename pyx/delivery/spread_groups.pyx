@@ -48,9 +48,9 @@ cdef class SpreadGroups:
         return self.paging.over
 
     def uneven(self, uint64_t rails):
-        """Look at the next groups of the walk, some thousand at most. Return those of which this worker may have members
-        too many, compared with the hosts of these rails (bit i: the one at place i): [(number, label, online members
-        by worker of this host, online members by rail, the lowest place first)]."""
+        """Look at the next groups of the walk, some thousand at most. Return those of which this worker may have more
+        members than its part, compared with the hosts of these rails (bit i: the one at place i): [(number, label,
+        online members by worker of this host, online members by rail, the lowest place first)]."""
         cdef void* entries[PAGE_ENTRIES_MAX]
         cdef Group* g
         cdef uint32_t i, n, looked_at = 0

@@ -180,11 +180,11 @@ def test_an_address_that_is_taken() -> None:
 
 
 @contextmanager
-def last_leads(quorum: int, workers: Sequence[int], *arguments: Any, **options: Any) -> Iterator[Hosts]:
+def last_leads(quorum: int, workers: Sequence[int], store: str = "memory", **limits: float) -> Iterator[Hosts]:
     """As peer_hosts_of, with the last host as the leader: the others may die without a new election, in which a client
     that they own may be served elsewhere, and closed when it is known who owns it.
     """
-    with peer_hosts_of(workers, *arguments, quorum=quorum, **options) as hosts:
+    with peer_hosts_of(workers, store, {}, quorum, **limits) as hosts:
         while (leader := leader_of(hosts)) is not hosts[-1]:
             size = leader.stderr_size()
             os.kill(leader.control_pid(), signal.SIGKILL)
