@@ -250,6 +250,7 @@ def test_clients_are_spread_when_a_host_is_empty() -> None:
         assert [line["seconds"] for line in over] == [60.0], over
 
 
+@pytest.mark.long  # two minutes; the parts of it are in the tests before
 def test_the_leader_dies_while_clients_are_moved() -> None:
     """The hosts stop what it had planned. The next leader plans anew what is left, and nobody is told twice."""
     with hosts_of([1, 1], environment={**SPREAD, "MQTTD_CLUSTER__DRAIN_PER_SECOND": "1"}) as hosts:

@@ -119,7 +119,11 @@ def members(host: ClusteredHost, count: int, first: int = 0, **options: Any) -> 
 
 @pytest.mark.parametrize(
     ("shards", "store", "strategy", "expiry"),
-    [(2, "memory", "round_robin", 600), (1, "leveldb", "hash_topic", 600), (2, "memory", "least_inflight", 0)],
+    [
+        (1, "leveldb", "hash_topic", 600),
+        (2, "memory", "least_inflight", 0),
+        pytest.param(2, "memory", "round_robin", 600, marks=pytest.mark.long),
+    ],
 )
 def test_sixty_members_of_one_host_are_spread_over_three(
     growing: Callable[..., Growing], shards: int, store: str, strategy: str, expiry: int
