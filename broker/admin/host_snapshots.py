@@ -23,6 +23,7 @@ from leveldb_store.snapshots.clone import remove
 from leveldb_store.snapshots.cluster_facts import ClusterFacts
 from leveldb_store.snapshots.cluster_manifest import NAME, ClusterManifest, directory_of
 from leveldb_store.snapshots.snapshot import SnapshotError
+from shards.whole_file import replace_file
 
 if TYPE_CHECKING:
     from broker.config.settings import Settings
@@ -168,7 +169,9 @@ class HostSnapshots:
         try:
             if ClusterManifest.decode(manifest).id != id_:
                 return {"refused": "the manifest is of another snapshot"}
-            await asyncio.to_thread(_write, part.path.parent / NAME, manifest)
+            file = part.path.parent / NAME
+            own = file.with_name(f".{NAME}.{os.getpid()}")  # on a shared file system all hosts write the same file
+            await asyncio.to_thread(replace_file, file, manifest.encode(), own)
         except SnapshotError as error:
             return {"refused": f"the manifest: {error}"}
         except OSError as error:
@@ -204,18 +207,3 @@ def _removed(path: Path) -> None:
         path.rmdir()
     with contextlib.suppress(OSError):  # not empty: on a shared file system others write there, too
         path.parent.rmdir()
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all. Hosts that share a directory write the same one."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    with part.open("w") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(part, file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from broker.cluster.owner_messages import Standing
 from broker.cluster.owner_requests import OwnerRequests
 from broker.cluster.ownership import Ownership
 from broker.cluster.reaping import mark_in_memory
+from shards.whole_file import replace_file
 from zmq_mesh.curve import KeyPair, new_keys
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION
 
@@ -66,23 +66,9 @@ def identity_of(data_dir: str | None) -> HostIdentity:
         installation = secrets.token_hex(16)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: damaged: {error}") from None
-    _write(file, json.dumps({"format": _FORMAT, "installation": installation}).encode() + b"\n")
+    record = json.dumps({"format": _FORMAT, "installation": installation}).encode() + b"\n"
+    replace_file(file, record, file.with_suffix(".new"))
     return HostIdentity(installation, keys)
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file so that after a crash it is there whole or not at all."""
-    temporary = file.with_suffix(".new")
-    with open(temporary, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(temporary, file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 class ClusterHost:

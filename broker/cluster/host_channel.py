@@ -31,6 +31,7 @@ import zmq
 import zmq.asyncio
 
 from zmq_mesh.curve import Curve, Door, KeyPair
+from zmq_mesh.loop_watcher import LoopWatcher
 from zmq_mesh.rails import endpoint_of
 
 if TYPE_CHECKING:
@@ -82,22 +83,6 @@ Answerer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 class HostSilent(Exception):
     """A host has not answered, or refused to. The text is one line, which names it."""
-
-
-class _LoopWatcher:
-    """Implements `pyx.mesh.contract.Watcher` for what is only read."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def watch_in_round(self, fd: int, callback: Callable[[], object]) -> None:
-        self._loop.add_reader(fd, callback)
-
-    def watch_output(self, fd: int, on: bool) -> None:
-        raise NotImplementedError
-
-    def unwatch(self, fd: int) -> None:
-        self._loop.remove_reader(fd)
 
 
 @dataclass(slots=True)
@@ -158,7 +143,7 @@ class HostChannel:
     def start(self) -> bool:
         """Listen. Return whether that was possible; if not, this host asks, and is not asked."""
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._door = Door(zmq.Context.shadow(self._context.underlying), self._curve, _LoopWatcher())
+        self._door = Door(zmq.Context.shadow(self._context.underlying), self._curve, LoopWatcher())
         inlet = self._context.socket(zmq.ROUTER)
         self._set_up(inlet)
         inlet.setsockopt(

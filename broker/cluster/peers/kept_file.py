@@ -11,6 +11,7 @@ import orjson
 
 from broker.cluster.contract import Entry
 from broker.cluster.peers.records import Ballot, Position
+from shards.whole_file import replace_file
 
 __all__ = ["KeptFile", "KeptFileDamaged"]
 
@@ -61,17 +62,7 @@ class KeptFile:
                 "keys": keys,
             }
         )
-        temporary = self.path.with_suffix(".new")
-        with open(temporary, "wb") as opened:
-            opened.write(content + b"\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(temporary, self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(self.path, content + b"\n", self.path.with_suffix(".new"))
 
     def set_aside(self) -> Path:
         """Rename a file that is damaged, and return where it is. Raises OSError."""

@@ -16,6 +16,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from zmq_mesh.curve import Curve, Door, KeyPair
+from zmq_mesh.loop_watcher import LoopWatcher
 
 __all__ = ["PeerSockets", "PeerTransport", "TransportEvents", "keys_of_secret"]
 
@@ -63,19 +64,6 @@ class PeerTransport(Protocol):
         """Close everything."""
 
 
-class _LoopWatcher:
-    """Watches descriptors with the event loop, for `zmq_mesh.curve.Door`."""
-
-    def watch_in_round(self, fd: int, callback: Callable[[], object]) -> None:
-        asyncio.get_running_loop().add_reader(fd, callback)
-
-    def watch_output(self, fd: int, on: bool) -> None:
-        raise NotImplementedError(f"the output of {fd} is not watched: {on}")
-
-    def unwatch(self, fd: int) -> None:
-        asyncio.get_running_loop().remove_reader(fd)
-
-
 class _Monitor:
     """Says when handshakes of a socket fail."""
 
@@ -118,7 +106,7 @@ class PeerSockets:
         self._events = events
         if self._context is None:
             self._context = zmq.Context(io_threads=1)
-            self._door = Door(self._context, self._curve, _LoopWatcher())
+            self._door = Door(self._context, self._curve, LoopWatcher())
         inlet = self._context.socket(zmq.PULL)
         try:
             inlet.setsockopt(zmq.IPV6, 1)
